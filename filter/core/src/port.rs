@@ -1,0 +1,42 @@
+//! What the host must give: a store shared by all workers of the Envoy.
+
+/// Version of a stored value, used by [`SharedStore::swap`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cas(pub u32);
+
+/// A value read from the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// Version to swap against.
+    pub cas: Cas,
+}
+
+/// Why a write did not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// Somebody else wrote in between: read again.
+    #[error("the record changed meanwhile")]
+    Raced,
+    /// The host refused the call.
+    #[error("the host refused the write")]
+    Refused,
+}
+
+/// Key-value store shared by all VMs of one Envoy. Keys can never be deleted, so the key space
+/// must be bounded by the caller.
+pub trait SharedStore {
+    /// Reads a value; `None` when the key was never written.
+    fn get(&self, key: &str) -> Option<Stored>;
+    /// Creates a key that was never written.
+    ///
+    /// # Errors
+    /// [`StoreError::Raced`] when another VM created it first.
+    fn create(&self, key: &str, bytes: &[u8]) -> Result<(), StoreError>;
+    /// Replaces the value read at `cas`.
+    ///
+    /// # Errors
+    /// [`StoreError::Raced`] when the value changed since.
+    fn swap(&self, key: &str, bytes: &[u8], cas: Cas) -> Result<(), StoreError>;
+}
