@@ -3,6 +3,7 @@
 //!
 //! Pure: no host, no clock and no randomness except by argument or through [`port`].
 
+pub mod config;
 pub mod fleet;
 pub mod ledger;
 pub mod port;
