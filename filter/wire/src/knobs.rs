@@ -1,5 +1,12 @@
 //! Settings: one table of name, default, range, variable, profile field and reader.
 
+mod choices;
+
+pub use choices::{
+    BucketServeMode, Choice, DecodePolicy, KvConnector, PrefillFallback, PrefillPolicy, Strategy,
+    TrtScheduleStyle,
+};
+
 use serde::{Deserialize, Serialize};
 
 /// Knobs that a profile overrides, by camelCase name; validated when parsed.
