@@ -6,3 +6,5 @@
 pub mod fleet;
 pub mod ledger;
 pub mod port;
+pub mod score;
+pub mod select;
