@@ -1,0 +1,124 @@
+//! Step 5: the best pair. `score = prefill / max prefill + decode / max decode`; lowest wins.
+
+use super::explain::{LISTED, Scored};
+use super::solve::{self, Candidate, Side};
+use super::tie::{self, Level};
+use super::{
+    Decision, Explanation, Pair, Query, Reason, Refusal, Target, fast_path, gate, problem,
+};
+use crate::score;
+
+/// Steps 0 to 5.
+pub(super) fn choose(query: &Query<'_>) -> Result<Decision, Refusal> {
+    let mut explanation = Explanation {
+        prompt_tokens: query.prompt_tokens,
+        ..Explanation::default()
+    };
+    let mut problem = gate::pairs(query)?;
+    fast_path::prefill(query, &mut problem, &mut explanation);
+    fast_path::decode(query, &mut problem, &mut explanation);
+    let prefill = solve::prefill(query, &problem, &mut explanation);
+    let decode = solve::decode(query, &problem.decode, &mut explanation);
+    let best = best(query, &prefill, &decode);
+    let Some(pair) = best else {
+        return Err(Refusal::NoScore {
+            ineligible: explanation.ineligible,
+        });
+    };
+    explanation.reason = Reason::Score;
+    if score::prefill::reads_prefix_index(query.settings.prefill_policy) {
+        explanation.match_percent = Some(problem::match_percent(query, pair.prefill));
+    }
+    explanation.prefill = listed(prefill);
+    explanation.decode = listed(decode);
+    Ok(Decision {
+        target: Target::Pair(pair),
+        explanation,
+    })
+}
+
+/// Best pair over all rolesets that have a scored pod on both sides.
+fn best(query: &Query<'_>, prefill: &Side, decode: &Side) -> Option<Pair> {
+    let mut best: Option<(f64, Pair)> = None;
+    for left in &prefill.best {
+        let Some(right) = decode
+            .best
+            .iter()
+            .find(|right| right.roleset == left.roleset)
+        else {
+            continue;
+        };
+        let Some((score, pair)) = pair_of(query, prefill, decode, left, right) else {
+            continue;
+        };
+        let better = best.is_none_or(|(least, held)| {
+            let tied = score == least && tie::wins(query, Level::Pair, pair.prefill, held.prefill);
+            score < least || tied
+        });
+        if better {
+            best = Some((score, pair));
+        }
+    }
+    best.map(|(_, pair)| pair)
+}
+
+/// Score of a roleset's pair: its best pods, or, when these two are ejected together, the best
+/// pods that are not.
+fn pair_of(
+    query: &Query<'_>,
+    prefill: &Side,
+    decode: &Side,
+    left: &Candidate,
+    right: &Candidate,
+) -> Option<(f64, Pair)> {
+    let score = |left: &Candidate, right: &Candidate| {
+        let (left, right) = (left.scored.score, right.scored.score);
+        score::pair(left, prefill.largest, right, decode.largest)
+    };
+    let pair = |left: &Candidate, right: &Candidate| Pair {
+        prefill: left.scored.pod,
+        decode: right.scored.pod,
+        roleset: left.roleset,
+    };
+    let blocked = |left: &Candidate, right: &Candidate| {
+        query
+            .blocked_pairs
+            .contains(&(left.scored.pod, right.scored.pod))
+    };
+    if !blocked(left, right) {
+        return Some((score(left, right), pair(left, right)));
+    }
+    let of_roleset = |side: &'_ Side| -> Vec<Candidate> {
+        side.scored
+            .iter()
+            .filter(|pod| pod.roleset == left.roleset)
+            .copied()
+            .collect()
+    };
+    let (lefts, rights) = (of_roleset(prefill), of_roleset(decode));
+    let mut best: Option<(f64, Candidate, Candidate)> = None;
+    for left in &lefts {
+        for right in rights.iter().filter(|right| !blocked(left, right)) {
+            let score = score(left, right);
+            let better = best.is_none_or(|(least, held, other)| {
+                let tied = score == least
+                    && (solve::beats(query, &left.scored, &held.scored)
+                        || (left == &held && solve::beats(query, &right.scored, &other.scored)));
+                score < least || tied
+            });
+            if better {
+                best = Some((score, *left, *right));
+            }
+        }
+    }
+    best.map(|(score, left, right)| (score, pair(&left, &right)))
+}
+
+/// The scores for the explanation.
+fn listed(side: Side) -> Vec<Scored> {
+    side.scored
+        .into_iter()
+        .take(LISTED)
+        .map(|candidate| candidate.scored)
+        .collect()
+}

@@ -1,0 +1,55 @@
+//! The settings a choice reads, as plain numbers.
+
+use pd_wire::knobs::{DecodePolicy, PrefillFallback, PrefillPolicy};
+
+/// Settings in force for one request. [`Default`] holds the documented defaults.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// Formula of step 3.
+    pub prefill_policy: PrefillPolicy,
+    /// Formula of step 4.
+    pub decode_policy: DecodePolicy,
+    /// What happens when no prefill pod can serve.
+    pub prefill_fallback: PrefillFallback,
+    /// Step 1 fires when prefill request counts differ by more than this.
+    pub prefill_spread: f64,
+    /// Step 2 fires when decode request counts differ by this or more.
+    pub decode_spread: f64,
+    /// Step 2 fires when decode throughputs differ by more than this, in tokens per second.
+    pub throughput_spread: f64,
+    /// Step 2 fires when the longest and the shortest drain time have a larger ratio than this.
+    pub drain_ratio: f64,
+    /// Prefill pods with more requests than the mean plus this many sample standard deviations
+    /// are skipped.
+    pub std_factor: f64,
+    /// A prefix match below this percentage counts as none; 0 = every match counts.
+    pub min_match_pct: f64,
+    /// Weight of the request term of `load_balancing`.
+    pub weight_running: f64,
+    /// Weight of the throughput term of `load_balancing`.
+    pub weight_throughput: f64,
+    /// A sample older than this does not count, in ms.
+    pub stale_after_ms: u64,
+    /// Exact ties go to the first pod by namespace and name instead of a random one.
+    pub ties_by_pod_id: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            prefill_policy: PrefillPolicy::PrefixCache,
+            decode_policy: DecodePolicy::LoadBalancing,
+            prefill_fallback: PrefillFallback::Combined,
+            prefill_spread: 16.0,
+            decode_spread: 16.0,
+            throughput_spread: 2048.0,
+            drain_ratio: 1.5,
+            std_factor: 2.0,
+            min_match_pct: 0.0,
+            weight_running: 1.0,
+            weight_throughput: 1.0,
+            stale_after_ms: 10_000,
+            ties_by_pod_id: false,
+        }
+    }
+}

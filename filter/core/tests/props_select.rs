@@ -1,0 +1,312 @@
+//! Properties of every choice, over random fleets.
+
+// A test that meets something unexpected must fail at once.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "panics are how a test fails"
+)]
+
+mod scenario;
+
+use pd_core::select::{DecodeImbalance, Target};
+use pd_wire::knobs::{DecodePolicy, PrefillPolicy};
+use proptest::prelude::*;
+use scenario::{Overrides, PodSpec, Scenario};
+use std::collections::BTreeMap;
+
+const PREFILL: [PrefillPolicy; 2] = [PrefillPolicy::PrefixCache, PrefillPolicy::LeastRequest];
+const DECODE: [DecodePolicy; 2] = [DecodePolicy::LoadBalancing, DecodePolicy::LeastRequest];
+
+/// Small numbers tie often; large ones cross the thresholds.
+fn count() -> impl Strategy<Value = u32> {
+    prop_oneof![3 => 0..3_u32, 1 => 0..60_u32]
+}
+
+fn reported() -> impl Strategy<Value = Option<f64>> {
+    prop_oneof![
+        3 => Just(None),
+        2 => (0..4_u32).prop_map(|value| Some(f64::from(value))),
+        2 => (0.0..5000.0).prop_map(Some),
+        1 => prop_oneof![Just(Some(f64::NAN)), Just(Some(f64::INFINITY)), Just(Some(-1.0))],
+    ]
+}
+
+prop_compose! {
+    fn pod()(
+        role in prop_oneof![Just("prefill"), Just("decode"), Just("all")],
+        roleset in 0..4_usize,
+        unusable in prop::bool::weighted(0.1),
+        requests in count(),
+        matched in prop_oneof![Just(0_u8), Just(100), any::<u8>()],
+        charged in (count(), count()),
+        sample_age in prop_oneof![Just(None), Just(Some(0)), Just(Some(60_000))],
+        sampled in (reported(), reported(), reported(), reported(), reported()),
+    ) -> PodSpec {
+        PodSpec {
+            role: role.into(),
+            roleset: format!("r{roleset}"),
+            unusable,
+            requests,
+            matched,
+            running: charged.0,
+            pending: charged.1,
+            sample_age,
+            sampled_running: sampled.0,
+            remote_running: sampled.1,
+            throughput: sampled.2,
+            kv_usage: sampled.3.map(|value| value / 4.0),
+            drain_rate: sampled.4,
+            ..PodSpec::default()
+        }
+    }
+}
+
+prop_compose! {
+    fn scenario()(
+        pods in prop::collection::vec(pod(), 0..24),
+        prefill in prop::sample::select(&PREFILL[..]),
+        decode in prop::sample::select(&DECODE[..]),
+        ties_by_pod_id in any::<bool>(),
+        tie in any::<u64>(),
+        disallowed in prop::collection::vec(0..24_usize, 0..3),
+    ) -> Scenario {
+        let pods: Vec<PodSpec> = pods
+            .into_iter()
+            .enumerate()
+            .map(|(at, pod)| PodSpec { name: format!("pod-{at:02}"), ..pod })
+            .collect();
+        let disallowed = disallowed
+            .into_iter()
+            .filter_map(|at| Some(pods.get(at)?.name.clone()))
+            .collect();
+        Scenario {
+            settings: Overrides {
+                prefill_policy: Some(prefill),
+                decode_policy: Some(decode),
+                ties_by_pod_id: Some(ties_by_pod_id),
+                ..Overrides::default()
+            },
+            pods,
+            disallowed,
+            tie,
+            ..Scenario::default()
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_pair_is_two_usable_allowed_pods_of_one_roleset(scenario in scenario()) {
+        let outcome = scenario.run();
+        if let Ok(Target::Pair(pair)) = outcome.result.as_ref().map(|decision| decision.target) {
+            let pod = |ordinal: u16| &scenario.pods[usize::from(ordinal)];
+            let (prefill, decode) = (pod(pair.prefill), pod(pair.decode));
+            prop_assert_eq!(&prefill.role, "prefill");
+            prop_assert_eq!(&decode.role, "decode");
+            prop_assert_eq!(&prefill.roleset, &decode.roleset);
+            for pod in [prefill, decode] {
+                prop_assert!(!pod.unusable && !scenario.disallowed.contains(&pod.name));
+            }
+        }
+    }
+
+    #[test]
+    fn a_complete_roleset_always_gives_a_pair(scenario in scenario()) {
+        let serves = |pod: &&PodSpec| !pod.unusable && !scenario.disallowed.contains(&pod.name);
+        let complete = (0..4).any(|roleset| {
+            let has = |role: &str| scenario.pods.iter().filter(serves).any(|pod| {
+                pod.role == role && pod.roleset == format!("r{roleset}")
+            });
+            has("prefill") && has("decode")
+        });
+        let outcome = scenario.run();
+        prop_assert_eq!(outcome.result.is_ok(), complete, "{:?}", outcome.result);
+        for score in outcome.prefill.values().chain(outcome.decode.values()) {
+            prop_assert!(score.is_finite());
+        }
+    }
+
+    #[test]
+    fn the_order_of_pods_and_rolesets_does_not_matter(
+        (scenario, shuffled) in scenario().prop_flat_map(|scenario| {
+            let pods = Just(scenario.pods.clone()).prop_shuffle();
+            (Just(scenario), pods)
+        })
+    ) {
+        let other = Scenario { pods: shuffled, ..scenario.clone() };
+        prop_assert_eq!(scenario.run().target, other.run().target);
+    }
+
+    #[test]
+    fn the_same_query_gives_the_same_answer(scenario in scenario()) {
+        prop_assert_eq!(scenario.run(), scenario.run());
+    }
+}
+
+/// `rolesets` rolesets with `pods` idle pods of each role, under 1,000 random words.
+fn picks(rolesets: usize, pods: usize) -> BTreeMap<String, u32> {
+    let mut scenario = Scenario::default();
+    for roleset in 0..rolesets {
+        for role in ["prefill", "decode"] {
+            for pod in 0..pods {
+                scenario.pods.push(PodSpec {
+                    name: format!("{role}-{roleset}-{pod}"),
+                    role: role.into(),
+                    roleset: format!("r{roleset}"),
+                    ..PodSpec::default()
+                });
+            }
+        }
+    }
+    let mut picks = BTreeMap::new();
+    for tie in 0..1000_u64 {
+        // Consecutive words are the hardest input: they share almost all bits.
+        scenario.tie = tie;
+        *picks.entry(scenario.run().target).or_default() += 1;
+    }
+    picks
+}
+
+#[test]
+fn ties_between_equal_rolesets_are_even() {
+    let picks = picks(8, 1);
+    assert_eq!(picks.len(), 8);
+    for (pair, count) in picks {
+        assert!(
+            (100..=150).contains(&count),
+            "{pair}: {count} of 1000, 125 expected"
+        );
+    }
+}
+
+#[test]
+fn ties_inside_a_roleset_are_even_and_independent_on_both_sides() {
+    let picks = picks(1, 2);
+    assert_eq!(picks.len(), 4);
+    for (pair, count) in picks {
+        assert!(
+            (200..=300).contains(&count),
+            "{pair}: {count} of 1000, 250 expected"
+        );
+    }
+}
+
+#[test]
+fn a_roleset_with_more_tied_pods_does_not_win_more_often() {
+    let mut scenario = Scenario::default();
+    for (name, role, roleset) in [
+        ("p0", "prefill", "a"),
+        ("p1", "prefill", "a"),
+        ("p2", "prefill", "a"),
+        ("d0", "decode", "a"),
+        ("p3", "prefill", "b"),
+        ("d1", "decode", "b"),
+    ] {
+        scenario.pods.push(PodSpec {
+            name: name.into(),
+            role: role.into(),
+            roleset: roleset.into(),
+            ..PodSpec::default()
+        });
+    }
+    let other = (0..1000).filter(|tie| {
+        let outcome = Scenario {
+            tie: *tie,
+            ..scenario.clone()
+        }
+        .run();
+        outcome.target == "p3+d1"
+    });
+    let count = other.count();
+    assert!(
+        (400..=600).contains(&count),
+        "{count} of 1000, 500 expected"
+    );
+}
+
+#[test]
+fn ties_by_pod_id_always_pick_the_first_name() {
+    let mut scenario = Scenario::default();
+    scenario.settings.ties_by_pod_id = Some(true);
+    for (name, role, roleset) in [
+        ("z", "decode", "b"),
+        ("b", "prefill", "b"),
+        ("d", "decode", "a"),
+        ("c", "prefill", "a"),
+        ("a", "decode", "a"),
+    ] {
+        scenario.pods.push(PodSpec {
+            name: name.into(),
+            role: role.into(),
+            roleset: roleset.into(),
+            ..PodSpec::default()
+        });
+    }
+    for tie in 0..50 {
+        let outcome = Scenario {
+            tie,
+            ..scenario.clone()
+        }
+        .run();
+        assert_eq!(outcome.target, "b+z");
+    }
+}
+
+#[test]
+fn a_score_that_is_not_finite_makes_a_pod_ineligible_and_is_counted() {
+    let mut scenario = Scenario::default();
+    scenario.settings.weight_running = Some(f64::MAX);
+    let decode = |name: &str, running, kv_usage| PodSpec {
+        name: name.into(),
+        role: "decode".into(),
+        roleset: "a".into(),
+        sample_age: Some(0),
+        sampled_running: Some(running),
+        kv_usage: Some(kv_usage),
+        ..PodSpec::default()
+    };
+    scenario.pods = vec![
+        PodSpec {
+            name: "p".into(),
+            role: "prefill".into(),
+            roleset: "a".into(),
+            ..PodSpec::default()
+        },
+        decode("full", 4.0, 1.0),
+        decode("free", 4.0, 0.0),
+    ];
+    let outcome = scenario.run();
+    assert_eq!(outcome.target, "p+free");
+    assert_eq!(outcome.result.unwrap().explanation.ineligible, 1);
+}
+
+#[test]
+fn the_explanation_names_the_check_that_fired() {
+    let text = include_str!("vectors/selection/fast_paths.json");
+    let file: serde_json::Value = serde_json::from_str(text).unwrap();
+    let mut fired = Vec::new();
+    for case in file["cases"].as_array().unwrap() {
+        let scenario: Scenario = serde_json::from_value(case["given"].clone()).unwrap();
+        let explanation = scenario.run().result.unwrap().explanation;
+        fired.push((explanation.prefill_imbalance, explanation.decode_imbalance));
+    }
+    use DecodeImbalance::{Drain, Requests, Throughput};
+    let expected = [
+        (false, None),
+        (true, None),
+        (true, None),
+        (false, Some(Requests)),
+        (false, None),
+        (false, None),
+        (false, Some(Throughput)),
+        (false, None),
+        (false, Some(Drain)),
+        (false, None),
+        (false, None),
+        (false, None),
+        (true, Some(Requests)),
+    ];
+    assert_eq!(fired, expected);
+}
