@@ -3,7 +3,7 @@
 //! Bodies are OpenAI-shaped: `{"error":{"message","type","code","param"}}`. Every message says
 //! what to do next and never quotes the request's text.
 
-use crate::request::BodyFault;
+use crate::request::BodyError;
 use pd_wire::names;
 
 /// A local answer.
@@ -57,7 +57,7 @@ impl PrefillFailure {
 pub enum Fault {
     /// The body is no acceptable request.
     #[error("{0}")]
-    Body(#[from] BodyFault),
+    Body(#[from] BodyError),
     /// No body at all.
     #[error("the request has no body; send a JSON object with a model field")]
     NoBody,

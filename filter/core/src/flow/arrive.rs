@@ -1,20 +1,21 @@
 //! From a complete body to the first leg: read, resolve, choose and charge in one step, send.
 
 use super::state::{Choice, Decoding, Prefilling, State};
-use super::{Attempt, BodyEdit, Call, Effect, Flow};
-use crate::config::Resolved;
+use super::{Attempt, BodyEdit, Call, Effect, Flow, Head};
+use crate::config::{RequestHints, resolve};
 use crate::engine::vllm;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::{Amounts, DecodeCharge, Pick, PrefillCharge};
 use crate::meters::{Count, Meter};
 use crate::prefix::{Chain, PrefixIndex, chain, model_hash};
 use crate::reply::Fault;
-use crate::request::{Endpoint, Scan, patch, scan};
+use crate::request::{Endpoint, Member, Scan, patch, scan};
 use crate::select::{Decision, Query, Refusal, Settings, Shape, Strategy, Target, select};
 use crate::worker::Scene;
-use pd_wire::knobs::{self, Choice as _, Knobs, KvConnector, PrefillPolicy};
+use pd_wire::knobs::{self, Choice as _, DecodePolicy, Knobs, KvConnector, PrefillPolicy};
 use pd_wire::names;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Bytes of a request body per prompt token, as the reference charges them.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -71,13 +72,11 @@ impl Flow {
         let fleet = scene.worker.fleet.model(&scan.model);
         let fleet = fleet.ok_or_else(|| Fault::Model(scan.model.clone()))?;
         self.model = Some(Rc::clone(&fleet.name));
-        let resolved = scene.config.resolve(&fleet, &self.head)?;
-        let plan = Plan::new(body, &scan, fleet, resolved, scene);
+        let plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
         let choice = self.choose(&plan, &attempt, scene)?;
         effects.push(Effect::Note(note(&choice)));
         if choice.prefill.is_none() {
-            let knobs = &plan.resolved.knobs;
-            return Ok(self.send_decode(choice, BodyEdit::Keep, false, knobs, scene, effects));
+            return Ok(self.send_decode(choice, BodyEdit::Keep, false, scene, effects));
         }
         self.send_prefill(body, &scan, choice, plan, attempt, scene, effects)
     }
@@ -89,7 +88,7 @@ impl Flow {
         attempt: &Attempt,
         scene: &mut Scene<'_>,
     ) -> Result<Choice, Fault> {
-        let knobs = &plan.resolved.knobs;
+        let knobs = &plan.knobs;
         let settings = Settings::from(knobs);
         let excluded = excluded(attempt, &plan.fleet, knobs, scene);
         let tie = scene.worker.ids.word();
@@ -102,7 +101,7 @@ impl Flow {
                 fleet,
                 loads: &loads,
                 settings: &settings,
-                profile: plan.resolved.profile.as_deref(),
+                profile: plan.pod_profile.as_deref(),
                 now_ms,
                 prompt_tokens: plan.prompt_tokens,
                 text_bytes: plan.text_bytes,
@@ -125,7 +124,8 @@ impl Flow {
             prefill,
             decode,
             charge: charged.id,
-            strategy: plan.resolved.strategy.name(),
+            strategy: plan.strategy.name(),
+            knobs: Arc::clone(knobs),
         })
     }
 
@@ -141,7 +141,7 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> Result<State, Fault> {
-        let knobs = &plan.resolved.knobs;
+        let knobs = &plan.knobs;
         let leg = choice.prefill_pod().map(|pod| {
             let connector = connector(pod, knobs);
             let edits = vllm::prefill_edits(self.head.endpoint, scan, connector);
@@ -197,7 +197,10 @@ impl Flow {
 /// What is known of a request before pods are chosen.
 struct Plan {
     fleet: Rc<ModelFleet>,
-    resolved: Resolved,
+    knobs: Arc<Knobs>,
+    strategy: knobs::Strategy,
+    /// Profile by which every pod's own range is looked up.
+    pod_profile: Option<String>,
     endpoint: Endpoint,
     hands_over: bool,
     /// Prompt tokens, estimated from the text.
@@ -214,17 +217,38 @@ impl Plan {
         body: &[u8],
         scan: &Scan,
         fleet: Rc<ModelFleet>,
-        resolved: Resolved,
+        head: &Head,
         scene: &Scene<'_>,
-    ) -> Self {
+    ) -> Result<Self, Fault> {
         let text_bytes = u64::try_from(scan.text_bytes()).unwrap_or(u64::MAX);
         let body_bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
+        let prompt_tokens = text_bytes / BYTES_PER_TOKEN;
+        let mut hints = RequestHints {
+            strategy: head.strategy.as_deref(),
+            profile: head.profile.as_deref(),
+            prompt_tokens: Some(prompt_tokens),
+            max_tokens: None,
+        };
+        if hints.is_auto() {
+            hints.max_tokens = max_tokens(body, scan);
+        }
+        let config = fleet.request_config();
+        let resolved = resolve(scene.config, config, hints, !fleet.rolesets.is_empty())
+            .map_err(|error| Fault::Strategy(error.to_string()))?;
+        if let Some(policy) = &resolved.knobs.invalid_decode_policy {
+            let allowed = DecodePolicy::NAMES.join(", ");
+            return Err(Fault::Policy(format!(
+                "the profile names the unknown decodeScorePolicy {policy}; use one of {allowed}"
+            )));
+        }
         let mut plan = Self {
-            fleet,
-            resolved,
-            endpoint: scan.endpoint,
+            knobs: resolved.knobs,
+            strategy: resolved.strategy,
+            pod_profile: resolved.pod_profile.map(str::to_owned),
+            fleet: Rc::clone(&fleet),
+            endpoint: head.endpoint,
             hands_over: scan.hands_over,
-            prompt_tokens: text_bytes / BYTES_PER_TOKEN,
+            prompt_tokens,
             charged_tokens: body_bytes / BYTES_PER_TOKEN,
             text_bytes,
             chain: None,
@@ -233,20 +257,20 @@ impl Plan {
         if plan.reads_prefixes() {
             plan.look_up_prefix(body, scan, scene);
         }
-        plan
+        Ok(plan)
     }
 
     /// True when the policy asks the prefix index and there is a choice to make.
     fn reads_prefixes(&self) -> bool {
         use PrefillPolicy::{Conductor, HybridCacheLoad, PrefixCache};
-        let policy = self.resolved.knobs.prefill_score_policy;
+        let policy = self.knobs.prefill_score_policy;
         self.shape() == Shape::Pair
             && matches!(policy, PrefixCache | HybridCacheLoad | Conductor)
             && self.fleet.rolesets.iter().map(|set| set.prefill.len()).sum::<usize>() > 1
     }
 
     fn look_up_prefix(&mut self, body: &[u8], scan: &Scan, scene: &Scene<'_>) {
-        let knobs = &self.resolved.knobs;
+        let knobs = &self.knobs;
         let block = usize::try_from(knobs.prefix_cache_block_size).unwrap_or(usize::MAX);
         let seed = knobs.prefix_cache_hash_seed.unwrap_or(0);
         let blocks = chain(scan.identity(body), block, seed);
@@ -265,7 +289,7 @@ impl Plan {
 
     /// What the request needs.
     fn shape(&self) -> Shape {
-        match self.resolved.strategy {
+        match self.strategy {
             knobs::Strategy::Pd if self.endpoint == Endpoint::Other => {
                 Shape::Plain(Strategy::LeastRequest)
             }
@@ -281,7 +305,7 @@ impl Plan {
 
     /// What the chosen pods are charged.
     fn pick(&self, decision: &Decision) -> Result<Pick, Refusal> {
-        let knobs = &self.resolved.knobs;
+        let knobs = &self.knobs;
         let (prefill, decode) = pods(&decision.target);
         let key = |position| self.fleet.pod(position).map(|pod| pod.key);
         let new_tokens = match decision.explanation.match_percent {
@@ -315,6 +339,13 @@ impl Plan {
     }
 }
 
+/// Tokens the request allows to generate, if it says so.
+fn max_tokens(body: &[u8], scan: &Scan) -> Option<u64> {
+    [Member::MaxTokens, Member::MaxCompletionTokens].into_iter().find_map(|member| {
+        std::str::from_utf8(scan.value(body, member)?).ok()?.trim().parse().ok()
+    })
+}
+
 /// The prefix index the knobs describe.
 pub(super) fn index(knobs: &Knobs) -> PrefixIndex {
     PrefixIndex::new(knobs.prefix_cache_block_number, knobs.prefix_cache_eviction_duration_ms)
@@ -342,7 +373,7 @@ fn excluded(attempt: &Attempt, fleet: &ModelFleet, knobs: &Knobs, scene: &Scene<
 fn connector(pod: &FleetPod, knobs: &Knobs) -> KvConnector {
     pod.kv_connector
         .as_deref()
-        .and_then(KvConnector::parse)
+        .and_then(KvConnector::from_name)
         .unwrap_or(knobs.kv_connector_type)
 }
 

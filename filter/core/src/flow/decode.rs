@@ -7,7 +7,6 @@ use super::{BodyEdit, Effect, Event, Flow, Leg};
 use crate::meters::{Count, Meter};
 use crate::reply::Fault;
 use crate::worker::Scene;
-use pd_wire::knobs::Knobs;
 use pd_wire::names;
 
 impl Flow {
@@ -17,7 +16,6 @@ impl Flow {
         choice: Choice,
         body: BodyEdit,
         handed_over: bool,
-        knobs: &Knobs,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
@@ -33,7 +31,7 @@ impl Flow {
             body,
         }));
         scene.worker.ledger.decode_sent(scene.store, choice.charge);
-        let idle_ms = knobs.stream_idle_backstop_ms;
+        let idle_ms = choice.knobs.stream_idle_backstop_ms;
         State::Decoding(Decoding {
             choice,
             handed_over,

@@ -67,17 +67,16 @@ impl Flow {
             }
         };
         scene.worker.ledger.prefill_done(scene.store, leg.choice.charge);
-        let knobs = scene.config.knobs_for(&leg.choice.fleet, &self.head);
         if let (Some(chain), Some(pod)) = (&leg.chain, leg.choice.prefill_pod()) {
             let model = model_hash(&leg.choice.fleet.name);
-            index(&knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);
+            index(&leg.choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);
         }
         effects.push(Effect::Count(
             Count::new(Meter::PrefillSuccess, self.model.clone())
                 .word("status", "pd-prefill-request-success")
                 .code(200),
         ));
-        self.send_decode(leg.choice, edit, handed_over, &knobs, scene, effects)
+        self.send_decode(leg.choice, edit, handed_over, scene, effects)
     }
 
     /// Nothing came in time. The call may still be answered: an orphan takes it over, with the

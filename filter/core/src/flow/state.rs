@@ -5,8 +5,9 @@ use super::sse::Opening;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::ChargeId;
 use crate::prefix::Chain;
-use pd_wire::knobs::KvConnector;
+use pd_wire::knobs::{Knobs, KvConnector};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Where a request stands.
 #[derive(Debug)]
@@ -43,6 +44,8 @@ pub(super) struct Choice {
     pub(super) prefill: Option<u16>,
     pub(super) decode: u16,
     pub(super) charge: ChargeId,
+    /// Settings in force for the request.
+    pub(super) knobs: Arc<Knobs>,
     /// Value of the `routing-strategy` response header.
     pub(super) strategy: &'static str,
     /// Value of the `x-pd-decision` response header, when asked for.
