@@ -3,6 +3,8 @@
 //!
 //! Pure: no host, no clock and no randomness except by argument or through [`port`].
 
+pub mod engine;
 pub mod fleet;
 pub mod ledger;
 pub mod port;
+pub mod request;
