@@ -31,8 +31,8 @@ impl Agent {
         command
             .arg("--pods-file")
             .arg(pods)
-            .args(["--envoy", &control.to_string()])
-            .args(["--admin-address", &admin.to_string()]);
+            .args(["--envoy", &format!("http://{control}")])
+            .args(["--listen", &admin.to_string()]);
         let process = Process::start("pd-agent", &mut command, log)?;
         Ok(Self { process, admin })
     }
