@@ -61,13 +61,14 @@ build() {
 node_runner() {
   local version root
   command -v node >/dev/null || { echo "test: node is needed for the core-wasm tier" >&2; return 1; }
-  version=$(awk '/^name = "wasm-bindgen"$/ {getline; gsub(/[" ]|version=/, ""); print}' Cargo.lock)
+  version=$(awk '/^name = "wasm-bindgen"$/ {getline; gsub(/version = |"/, ""); print}' Cargo.lock)
   if [[ $(wasm-bindgen-test-runner --version 2>/dev/null) != *" $version" ]]; then
     root=$PWD/.cache/wasm-bindgen-$version
     export PATH=$root/bin:$PATH
     if [[ ! -x $root/bin/wasm-bindgen-test-runner ]]; then
       echo "test: installing wasm-bindgen-cli $version into .cache/"
-      CARGO_TARGET_DIR=$target/wasm-bindgen-cli cargo install --locked --quiet --root "$root" \
+      # Not --locked: its lock file may name crates that a registry mirror does not carry yet.
+      CARGO_TARGET_DIR=$target/wasm-bindgen-cli cargo install --quiet --root "$root" \
         --version "$version" wasm-bindgen-cli --bin wasm-bindgen-test-runner
     fi
   fi

@@ -9,6 +9,7 @@
 mod agent;
 mod client;
 mod envoy;
+mod load;
 mod patience;
 mod pods;
 mod process;
@@ -18,6 +19,7 @@ mod stand;
 pub use agent::Agent;
 pub use client::{Answer, Call, Link, Live, Piece};
 pub use envoy::{Envoy, EnvoyConfig};
+pub use load::{Load, Outcomes};
 pub use patience::{eventually, until, within};
 pub use pods::{MODEL, Pod};
 pub use programs::Programs;
