@@ -10,7 +10,7 @@
 
 mod scenario;
 
-use pd_core::select::{DecodeImbalance, Placement, Shape, Target};
+use pd_core::select::{DecodeImbalance, Shape, Strategy as Plain, Target};
 use pd_wire::knobs::{DecodePolicy, PrefillPolicy};
 use proptest::prelude::*;
 use scenario::{Overrides, PodSpec, Scenario};
@@ -32,10 +32,10 @@ const DECODE: [DecodePolicy; 4] = [
 const SHAPES: [Shape; 6] = [
     Shape::Pair,
     Shape::OneLeg,
-    Shape::Placed(Placement::Random),
-    Shape::Placed(Placement::LeastRequest),
-    Shape::Placed(Placement::PrefixCache),
-    Shape::Placed(Placement::Affinity {
+    Shape::Plain(Plain::Random),
+    Shape::Plain(Plain::LeastRequest),
+    Shape::Plain(Plain::PrefixCache),
+    Shape::Plain(Plain::Affinity {
         pod: None,
         key: Some(7),
     }),
@@ -421,7 +421,7 @@ fn a_session_key_keeps_its_pod_and_keys_spread() {
         });
     }
     let home = |scenario: &Scenario, key: u64, tie: u64| {
-        let shape = Shape::Placed(Placement::Affinity {
+        let shape = Shape::Plain(Plain::Affinity {
             pod: None,
             key: Some(key),
         });

@@ -107,7 +107,7 @@ vectors! {
     buckets: "selection/buckets.json",
     capacity_and_fallback: "selection/fallback.json",
     one_leg: "selection/one_leg.json",
-    placements: "selection/placements.json",
+    plain_strategies: "selection/plain.json",
     pair_selection: "selection/pair.json",
     fast_paths: "selection/fast_paths.json",
 }

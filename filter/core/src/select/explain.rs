@@ -57,7 +57,7 @@ pub enum Reason {
     /// So little of the prompt is missing that the decode pod computes it.
     LocalPrefill,
     /// Strategy without phases.
-    Placement,
+    Strategy,
     /// The session's pod.
     Affinity,
 }

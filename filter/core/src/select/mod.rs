@@ -64,12 +64,12 @@ pub enum Shape {
     /// combined pod, else a decode pod.
     OneLeg,
     /// Another strategy, or a path without phases: a standard pod, else a decode pod.
-    Placed(Placement),
+    Plain(Strategy),
 }
 
 /// How a pod is chosen when phases do not matter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
+pub enum Strategy {
     /// Any pod.
     Random,
     /// The pod with the fewest requests.
@@ -124,6 +124,6 @@ pub fn select(query: &Query<'_>) -> Result<Decision, Refusal> {
     match query.shape {
         Shape::Pair => pair::choose(query),
         Shape::OneLeg => one_leg::without_hand_over(query),
-        Shape::Placed(placement) => one_leg::placed(query, placement),
+        Shape::Plain(strategy) => one_leg::plain(query, strategy),
     }
 }

@@ -6,7 +6,7 @@ use super::explain::{LISTED, Reason, Scored};
 use super::gate::{self, Found, Shortage};
 use super::problem::{self, DecodeCandidate};
 use super::tie;
-use super::{Decision, Explanation, Placement, Query, Refusal, Target, solve};
+use super::{Decision, Explanation, Strategy, Query, Refusal, Target, solve};
 use crate::score::decode;
 use crate::score::prefill::{self, Crowd};
 use pd_wire::knobs::PrefillFallback;
@@ -72,7 +72,7 @@ pub(super) fn without_hand_over(query: &Query<'_>) -> Result<Decision, Refusal> 
 }
 
 /// A strategy without phases: standard pods, else decode pods, never a prefill pod.
-pub(super) fn placed(query: &Query<'_>, placement: Placement) -> Result<Decision, Refusal> {
+pub(super) fn plain(query: &Query<'_>, strategy: Strategy) -> Result<Decision, Refusal> {
     let usable = |role| gate::with_role(query, role).filter(|pod| gate::usable(query, *pod));
     let mut pods: Vec<u16> = usable(Role::Standard).collect();
     if pods.is_empty() {
@@ -87,11 +87,11 @@ pub(super) fn placed(query: &Query<'_>, placement: Placement) -> Result<Decision
             });
         }
     }
-    let (reason, scored) = match placement {
-        Placement::Affinity { pod: Some(pod), .. } if pods.contains(&pod) => {
+    let (reason, scored) = match strategy {
+        Strategy::Affinity { pod: Some(pod), .. } if pods.contains(&pod) => {
             (Reason::Affinity, vec![Scored { pod, score: 0.0 }])
         }
-        Placement::Affinity { key: Some(key), .. } => {
+        Strategy::Affinity { key: Some(key), .. } => {
             // Rendezvous hashing: when a pod goes, only its own sessions move.
             let draw = |pod: &u16| {
                 let facts = query.fleet.pods.get(usize::from(*pod));
@@ -105,10 +105,10 @@ pub(super) fn placed(query: &Query<'_>, placement: Placement) -> Result<Decision
                     .collect(),
             )
         }
-        Placement::Random => (Reason::Placement, score_all(&pods, |_| 0.0)),
-        Placement::PrefixCache => (Reason::Placement, by_prefix(query, &pods)),
-        Placement::LeastRequest | Placement::Affinity { .. } => (
-            Reason::Placement,
+        Strategy::Random => (Reason::Strategy, score_all(&pods, |_| 0.0)),
+        Strategy::PrefixCache => (Reason::Strategy, by_prefix(query, &pods)),
+        Strategy::LeastRequest | Strategy::Affinity { .. } => (
+            Reason::Strategy,
             score_all(&pods, |pod| problem::requests(query, pod)),
         ),
     };

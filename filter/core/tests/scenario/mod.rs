@@ -3,7 +3,7 @@
 use pd_core::fleet::{FleetPod, ModelFleet, Roleset};
 use pd_core::ledger::{Amounts, PodKey};
 use pd_core::select::{
-    Decision, Placement, Query, Refusal, Scored, Settings, Shape, Target, select,
+    Decision, Strategy, Query, Refusal, Scored, Settings, Shape, Target, select,
 };
 use pd_wire::knobs::{Choice, DecodePolicy, PrefillFallback, PrefillPolicy};
 use pd_wire::profile::{ModelConfig, Profile};
@@ -337,28 +337,28 @@ fn choice<'de, C: Choice, D: Deserializer<'de>>(from: D) -> Result<Option<C>, D:
         .ok_or_else(|| serde::de::Error::custom(name))
 }
 
-/// `pair`, `one-leg`, a placement, or `session:<pod ordinal>` and `key:<number>`.
+/// `pair`, `one-leg`, a strategy, or `session:<pod ordinal>` and `key:<number>`.
 fn shape<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Shape>, D::Error> {
     let text = String::deserialize(from)?;
-    let placement = match text.as_str() {
+    let strategy = match text.as_str() {
         "pair" => return Ok(Some(Shape::Pair)),
         "one-leg" => return Ok(Some(Shape::OneLeg)),
-        "random" => Placement::Random,
-        "least-request" => Placement::LeastRequest,
-        "prefix-cache" => Placement::PrefixCache,
+        "random" => Strategy::Random,
+        "least-request" => Strategy::LeastRequest,
+        "prefix-cache" => Strategy::PrefixCache,
         _ => match text.split_once(':') {
-            Some(("session", pod)) => Placement::Affinity {
+            Some(("session", pod)) => Strategy::Affinity {
                 pod: pod.parse().ok(),
                 key: None,
             },
-            Some(("key", key)) => Placement::Affinity {
+            Some(("key", key)) => Strategy::Affinity {
                 pod: None,
                 key: key.parse().ok(),
             },
             _ => return Err(serde::de::Error::custom(text)),
         },
     };
-    Ok(Some(Shape::Placed(placement)))
+    Ok(Some(Shape::Plain(strategy)))
 }
 
 fn set<T>(field: &mut T, value: Option<T>) {
