@@ -10,14 +10,36 @@
 
 mod scenario;
 
-use pd_core::select::{DecodeImbalance, Target};
+use pd_core::select::{DecodeImbalance, Shape, Strategy as Plain, Target};
 use pd_wire::knobs::{DecodePolicy, PrefillPolicy};
 use proptest::prelude::*;
 use scenario::{Overrides, PodSpec, Scenario};
 use std::collections::BTreeMap;
 
-const PREFILL: [PrefillPolicy; 2] = [PrefillPolicy::PrefixCache, PrefillPolicy::LeastRequest];
-const DECODE: [DecodePolicy; 2] = [DecodePolicy::LoadBalancing, DecodePolicy::LeastRequest];
+const PREFILL: [PrefillPolicy; 5] = [
+    PrefillPolicy::PrefixCache,
+    PrefillPolicy::LeastRequest,
+    PrefillPolicy::Conductor,
+    PrefillPolicy::TokenLoad,
+    PrefillPolicy::HybridCacheLoad,
+];
+const DECODE: [DecodePolicy; 4] = [
+    DecodePolicy::LoadBalancing,
+    DecodePolicy::LeastRequest,
+    DecodePolicy::Conductor,
+    DecodePolicy::TokenLoad,
+];
+const SHAPES: [Shape; 6] = [
+    Shape::Pair,
+    Shape::OneLeg,
+    Shape::Plain(Plain::Random),
+    Shape::Plain(Plain::LeastRequest),
+    Shape::Plain(Plain::PrefixCache),
+    Shape::Plain(Plain::Affinity {
+        pod: None,
+        key: Some(7),
+    }),
+];
 
 /// Small numbers tie often; large ones cross the thresholds.
 fn count() -> impl Strategy<Value = u32> {
@@ -43,6 +65,10 @@ prop_compose! {
         charged in (count(), count()),
         sample_age in prop_oneof![Just(None), Just(Some(0)), Just(Some(60_000))],
         sampled in (reported(), reported(), reported(), reported(), reported()),
+        queue in (reported(), reported()),
+        tokens in (0..9000_u64, 0..9000_u64, 0..9000_u64, 0..90_000_u64),
+        combined in any::<bool>(),
+        range in (prop_oneof![Just(0), 0..300_u64], prop::option::of(0..300_u64)),
     ) -> PodSpec {
         PodSpec {
             role: role.into(),
@@ -58,6 +84,15 @@ prop_compose! {
             throughput: sampled.2,
             kv_usage: sampled.3.map(|value| value / 4.0),
             drain_rate: sampled.4,
+            waiting: queue.0,
+            prefill_ms: queue.1,
+            active_tokens: tokens.0,
+            kv_tokens: tokens.1,
+            decode_tokens: tokens.2,
+            routed_ago_ms: tokens.3,
+            combined,
+            prompt_min: range.0,
+            prompt_max: range.1,
             ..PodSpec::default()
         }
     }
@@ -71,6 +106,11 @@ prop_compose! {
         ties_by_pod_id in any::<bool>(),
         tie in any::<u64>(),
         disallowed in prop::collection::vec(0..24_usize, 0..3),
+        shape in prop::sample::select(&SHAPES[..]),
+        bucketing in any::<bool>(),
+        capacity in (prop_oneof![Just(0), 0..40_u32], prop_oneof![Just(0), 0..40_u32]),
+        local_prefill_max_tokens in prop_oneof![Just(0), 0..300_u64],
+        prompt_tokens in 0..300_u64,
     ) -> Scenario {
         let pods: Vec<PodSpec> = pods
             .into_iter()
@@ -86,43 +126,103 @@ prop_compose! {
                 prefill_policy: Some(prefill),
                 decode_policy: Some(decode),
                 ties_by_pod_id: Some(ties_by_pod_id),
+                bucketing: Some(bucketing),
+                max_prefill_per_pod: Some(capacity.0),
+                max_decode_per_pod: Some(capacity.1),
+                local_prefill_max_tokens: Some(local_prefill_max_tokens),
                 ..Overrides::default()
             },
             pods,
             disallowed,
             tie,
+            shape: Some(shape),
+            prompt_tokens,
+            text_bytes: 4 * prompt_tokens,
             ..Scenario::default()
         }
     }
 }
 
+/// What the gate must hold back.
+fn may_serve(scenario: &Scenario, pod: &PodSpec) -> bool {
+    let settings = scenario.settings();
+    let phases = matches!(scenario.shape, Some(Shape::Pair | Shape::OneLeg));
+    let fits = pod.prompt_min <= scenario.prompt_tokens
+        && pod
+            .prompt_max
+            .is_none_or(|max| scenario.prompt_tokens <= max);
+    let full = match pod.role.as_str() {
+        "prefill" => {
+            settings.max_prefill_per_pod > 0 && pod.requests >= settings.max_prefill_per_pod
+        }
+        "decode" => {
+            settings.max_decode_per_pod > 0
+                && pod.running + pod.pending >= settings.max_decode_per_pod
+        }
+        _ => false,
+    };
+    !pod.unusable
+        && !scenario.disallowed.contains(&pod.name)
+        && (fits || !settings.bucketing || !phases)
+        && !full
+}
+
 proptest! {
     #[test]
-    fn a_pair_is_two_usable_allowed_pods_of_one_roleset(scenario in scenario()) {
-        let outcome = scenario.run();
-        if let Ok(Target::Pair(pair)) = outcome.result.as_ref().map(|decision| decision.target) {
-            let pod = |ordinal: u16| &scenario.pods[usize::from(ordinal)];
-            let (prefill, decode) = (pod(pair.prefill), pod(pair.decode));
-            prop_assert_eq!(&prefill.role, "prefill");
-            prop_assert_eq!(&decode.role, "decode");
-            prop_assert_eq!(&prefill.roleset, &decode.roleset);
-            for pod in [prefill, decode] {
-                prop_assert!(!pod.unusable && !scenario.disallowed.contains(&pod.name));
+    fn a_target_has_the_right_roles_and_passes_the_gate(scenario in scenario()) {
+        let pod = |ordinal: u16| &scenario.pods[usize::from(ordinal)];
+        let phases = matches!(scenario.shape, Some(Shape::Pair | Shape::OneLeg));
+        let chosen = match scenario.run().result.map(|decision| decision.target) {
+            Ok(Target::Pair(pair)) => {
+                let (prefill, decode) = (pod(pair.prefill), pod(pair.decode));
+                prop_assert_eq!(scenario.shape, Some(Shape::Pair));
+                prop_assert_eq!(&prefill.role, "prefill");
+                prop_assert_eq!(&decode.role, "decode");
+                prop_assert_eq!(&prefill.roleset, &decode.roleset);
+                vec![prefill, decode]
             }
+            Ok(Target::Combined(combined)) => {
+                prop_assert!(phases && pod(combined).combined);
+                prop_assert_eq!(&pod(combined).role, "all");
+                vec![pod(combined)]
+            }
+            Ok(Target::OneLeg(one)) => {
+                prop_assert_ne!(&pod(one).role, "prefill");
+                prop_assert!(!phases || pod(one).role == "decode");
+                vec![pod(one)]
+            }
+            Err(_) => Vec::new(),
+        };
+        for pod in chosen {
+            prop_assert!(may_serve(&scenario, pod), "{:?}", pod);
         }
     }
 
     #[test]
-    fn a_complete_roleset_always_gives_a_pair(scenario in scenario()) {
-        let serves = |pod: &&PodSpec| !pod.unusable && !scenario.disallowed.contains(&pod.name);
+    fn a_complete_roleset_always_serves_a_pair(scenario in scenario()) {
+        let scenario = Scenario {
+            shape: Some(Shape::Pair),
+            settings: Overrides {
+                bucketing: None,
+                max_prefill_per_pod: None,
+                max_decode_per_pod: None,
+                local_prefill_max_tokens: None,
+                ..scenario.settings.clone()
+            },
+            ..scenario
+        };
         let complete = (0..4).any(|roleset| {
-            let has = |role: &str| scenario.pods.iter().filter(serves).any(|pod| {
+            let has = |role: &str| scenario.pods.iter().any(|pod| {
                 pod.role == role && pod.roleset == format!("r{roleset}")
+                    && may_serve(&scenario, pod)
             });
             has("prefill") && has("decode")
         });
         let outcome = scenario.run();
-        prop_assert_eq!(outcome.result.is_ok(), complete, "{:?}", outcome.result);
+        let pair = outcome.result.as_ref().is_ok_and(|decision| {
+            matches!(decision.target, Target::Pair(_))
+        });
+        prop_assert_eq!(pair, complete, "{:?}", outcome.result);
         for score in outcome.prefill.values().chain(outcome.decode.values()) {
             prop_assert!(score.is_finite());
         }
@@ -309,4 +409,48 @@ fn the_explanation_names_the_check_that_fired() {
         (true, Some(Requests)),
     ];
     assert_eq!(fired, expected);
+}
+
+#[test]
+fn a_session_key_keeps_its_pod_and_keys_spread() {
+    let mut scenario = Scenario::default();
+    for pod in 0..4 {
+        scenario.pods.push(PodSpec {
+            name: format!("s{pod}"),
+            ..PodSpec::default()
+        });
+    }
+    let home = |scenario: &Scenario, key: u64, tie: u64| {
+        let shape = Shape::Plain(Plain::Affinity {
+            pod: None,
+            key: Some(key),
+        });
+        Scenario {
+            shape: Some(shape),
+            tie,
+            ..scenario.clone()
+        }
+        .run()
+        .target
+    };
+    let mut fewer = scenario.clone();
+    fewer.pods[3].unusable = true;
+    let mut homes: BTreeMap<String, u32> = BTreeMap::new();
+    for key in 0..400 {
+        let target = home(&scenario, key, 1);
+        assert_eq!(target, home(&scenario, key, 2));
+        if target != "one-leg:s3" {
+            assert_eq!(
+                target,
+                home(&fewer, key, 3),
+                "only the sessions of the lost pod move"
+            );
+        }
+        *homes.entry(target).or_default() += 1;
+    }
+    assert_eq!(homes.len(), 4);
+    assert!(
+        homes.values().all(|count| (60..=140).contains(count)),
+        "{homes:?}"
+    );
 }

@@ -101,6 +101,13 @@ vectors! {
     prefix_cache_scores: "prefix_cache/scores.json",
     least_request_scores: "least_request/scores.json",
     load_balancing_scores: "load_balancing/scores.json",
+    conductor_scores: "conductor/scores.json",
+    token_load_scores: "token_load/scores.json",
+    hybrid_cache_load_scores: "hybrid_cache_load/scores.json",
+    buckets: "selection/buckets.json",
+    capacity_and_fallback: "selection/fallback.json",
+    one_leg: "selection/one_leg.json",
+    plain_strategies: "selection/plain.json",
     pair_selection: "selection/pair.json",
     fast_paths: "selection/fast_paths.json",
 }

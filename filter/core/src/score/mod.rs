@@ -6,6 +6,7 @@
 //! a pod ineligible; the caller counts it.
 
 pub mod decode;
+pub mod overflow;
 pub mod prefill;
 
 /// Least divisor of prefill scores in the pair score.

@@ -42,6 +42,24 @@ pub enum Reason {
     /// Steps 3 to 5, after a fast path if one fired.
     #[default]
     Score,
+    /// Step 0: all rolesets are for other prompt lengths.
+    Length,
+    /// Step 0: a combined pod is idle while pairs are congested.
+    UnderLoad,
+    /// All pairs are full.
+    Capacity,
+    /// No roleset is complete.
+    NoPair,
+    /// No prefill pod can serve.
+    Fallback,
+    /// The KV cache cannot be handed over.
+    OneLeg,
+    /// So little of the prompt is missing that the decode pod computes it.
+    LocalPrefill,
+    /// Strategy without phases.
+    Strategy,
+    /// The session's pod.
+    Affinity,
 }
 
 /// Check of step 2 that fired.

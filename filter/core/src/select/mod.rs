@@ -4,9 +4,11 @@
 //! their roleset: prefill and decode pod of a pair always come from the same one. Exact ties are
 //! decided by a random word, or by pod id. Choosing changes nothing; the caller charges.
 
+mod combined;
 mod explain;
 mod fast_path;
 mod gate;
+mod one_leg;
 mod pair;
 mod problem;
 mod refusal;
@@ -58,6 +60,29 @@ pub struct Query<'a> {
 pub enum Shape {
     /// Strategy `pd`, and the KV cache can be handed over.
     Pair,
+    /// Strategy `pd`, but the KV cache cannot be handed over (several prompts or answers): a
+    /// combined pod, else a decode pod.
+    OneLeg,
+    /// Another strategy, or a path without phases: a standard pod, else a decode pod.
+    Plain(Strategy),
+}
+
+/// How a pod is chosen when phases do not matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// Any pod.
+    Random,
+    /// The pod with the fewest requests.
+    LeastRequest,
+    /// The pod with the longest known prefix, unless it has far more requests than the others.
+    PrefixCache,
+    /// The pod of the session, else by the session's key, else the one with the fewest requests.
+    Affinity {
+        /// Pod that answered the session before.
+        pod: Option<u16>,
+        /// Hash of the session key: the same key prefers the same pod.
+        key: Option<u64>,
+    },
 }
 
 /// The pods that serve a request.
@@ -67,6 +92,8 @@ pub enum Target {
     Pair(Pair),
     /// Both phases on a combined pod.
     Combined(u16),
+    /// Both phases on a standard or decode pod.
+    OneLeg(u16),
 }
 
 /// A prefill pod and a decode pod of the same roleset.
@@ -96,5 +123,7 @@ pub struct Decision {
 pub fn select(query: &Query<'_>) -> Result<Decision, Refusal> {
     match query.shape {
         Shape::Pair => pair::choose(query),
+        Shape::OneLeg => one_leg::without_hand_over(query),
+        Shape::Plain(strategy) => one_leg::plain(query, strategy),
     }
 }

@@ -1,36 +1,59 @@
 //! Step 5: the best pair. `score = prefill / max prefill + decode / max decode`; lowest wins.
 
-use super::explain::{LISTED, Scored};
 use super::solve::{self, Candidate, Side};
 use super::tie::{self, Level};
 use super::{
-    Decision, Explanation, Pair, Query, Reason, Refusal, Target, fast_path, gate, problem,
+    Decision, Explanation, Pair, Query, Reason, Refusal, Target, combined, fast_path, gate,
+    one_leg, problem,
 };
-use crate::score;
+use crate::score::{self, decode};
 
 /// Steps 0 to 5.
 pub(super) fn choose(query: &Query<'_>) -> Result<Decision, Refusal> {
+    let mut problem = match gate::pairs(query) {
+        Ok(problem) => problem,
+        Err(shortage) => return one_leg::instead_of_pair(query, shortage),
+    };
+    if query.settings.bucketing
+        && let Some((pod, scored)) = combined::under_load(query, &problem)
+    {
+        return Ok(one_leg::decided(
+            query,
+            Target::Combined(pod),
+            Reason::UnderLoad,
+            scored,
+        ));
+    }
     let mut explanation = Explanation {
         prompt_tokens: query.prompt_tokens,
         ..Explanation::default()
     };
-    let mut problem = gate::pairs(query)?;
+    // Of all decode pods, those that step 1 leaves out included.
+    let mean_rate = match query.settings.decode_policy {
+        decode::Policy::TokenLoad => decode::mean_rate(problem.decode.iter().map(|pod| &pod.load)),
+        _ => 0.0,
+    };
     fast_path::prefill(query, &mut problem, &mut explanation);
     fast_path::decode(query, &mut problem, &mut explanation);
     let prefill = solve::prefill(query, &problem, &mut explanation);
-    let decode = solve::decode(query, &problem.decode, &mut explanation);
-    let best = best(query, &prefill, &decode);
-    let Some(pair) = best else {
+    let decode = solve::decode(query, &problem.decode, mean_rate, &mut explanation);
+    let Some(pair) = best(query, &prefill, &decode) else {
         return Err(Refusal::NoScore {
             ineligible: explanation.ineligible,
         });
     };
-    explanation.reason = Reason::Score;
-    if score::prefill::reads_prefix_index(query.settings.prefill_policy) {
-        explanation.match_percent = Some(problem::match_percent(query, pair.prefill));
+    explanation.prefill = prefill.listed();
+    explanation.decode = decode.listed();
+    let local_max = query.settings.local_prefill_max_tokens;
+    if local_max > 0 && problem::uncached_tokens(query, pair.decode) <= local_max {
+        explanation.reason = Reason::LocalPrefill;
+        return Ok(Decision {
+            target: Target::OneLeg(pair.decode),
+            explanation,
+        });
     }
-    explanation.prefill = listed(prefill);
-    explanation.decode = listed(decode);
+    let policy = query.settings.prefill_policy;
+    explanation.match_percent = problem::match_percent(query, policy, pair.prefill);
     Ok(Decision {
         target: Target::Pair(pair),
         explanation,
@@ -112,13 +135,4 @@ fn pair_of(
         }
     }
     best.map(|(score, left, right)| (score, pair(&left, &right)))
-}
-
-/// The scores for the explanation.
-fn listed(side: Side) -> Vec<Scored> {
-    side.scored
-        .into_iter()
-        .take(LISTED)
-        .map(|candidate| candidate.scored)
-        .collect()
 }

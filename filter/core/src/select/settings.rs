@@ -24,10 +24,25 @@ pub struct Settings {
     pub std_factor: f64,
     /// A prefix match below this percentage counts as none; 0 = every match counts.
     pub min_match_pct: f64,
+    /// Discount of `hybrid_cache_load` for a full match, 0 to 1.
+    pub hybrid_factor: f64,
+    /// Weight of resident KV tokens in the prefill token load.
+    pub kv_weight: f64,
+    /// The decode policy `token_load` estimates the output of outstanding requests.
+    pub output_growth: bool,
     /// Weight of the request term of `load_balancing`.
     pub weight_running: f64,
     /// Weight of the throughput term of `load_balancing`.
     pub weight_throughput: f64,
+    /// Pods serve only prompts inside their configured length ranges.
+    pub bucketing: bool,
+    /// Prompts with at most this many tokens missing in the decode pod's cache skip the remote
+    /// prefill; 0 = never.
+    pub local_prefill_max_tokens: u64,
+    /// Prefill requests a pod may have before it counts as full; 0 = no limit.
+    pub max_prefill_per_pod: u32,
+    /// Requests a decode or combined pod may have before it counts as full; 0 = no limit.
+    pub max_decode_per_pod: u32,
     /// A sample older than this does not count, in ms.
     pub stale_after_ms: u64,
     /// Exact ties go to the first pod by namespace and name instead of a random one.
@@ -75,8 +90,15 @@ impl Default for Settings {
             drain_ratio: 1.5,
             std_factor: 2.0,
             min_match_pct: 0.0,
+            hybrid_factor: 0.5,
+            kv_weight: 0.3,
+            output_growth: true,
             weight_running: 1.0,
             weight_throughput: 1.0,
+            bucketing: false,
+            local_prefill_max_tokens: 0,
+            max_prefill_per_pod: 0,
+            max_decode_per_pod: 0,
             stale_after_ms: 10_000,
             ties_by_pod_id: false,
         }

@@ -1,6 +1,6 @@
 //! Steps 3 and 4: scores, and the best pod of each roleset.
 
-use super::explain::Scored;
+use super::explain::{LISTED, Scored};
 use super::problem::{self, DecodeCandidate, Problem};
 use super::tie::{self, Level};
 use super::{Explanation, Query};
@@ -49,6 +49,23 @@ impl Side {
             }
         }
     }
+
+    /// The scores for the explanation.
+    pub(super) fn listed(self) -> Vec<Scored> {
+        self.scored
+            .into_iter()
+            .take(LISTED)
+            .map(|candidate| candidate.scored)
+            .collect()
+    }
+}
+
+/// The pod with the lowest score.
+pub(super) fn lowest(query: &Query<'_>, scored: &[Scored]) -> Option<u16> {
+    let best = scored
+        .iter()
+        .reduce(|best, new| if beats(query, new, best) { new } else { best });
+    best.map(|best| best.pod)
 }
 
 /// Lower score, or the tie.
@@ -64,16 +81,16 @@ pub(super) fn prefill(query: &Query<'_>, problem: &Problem, explanation: &mut Ex
         .iter()
         .map(|candidate| candidate.load.requests);
     let crowd = Crowd::measure(counts, query.settings.std_factor);
-    let batch = prefill::Batch {
-        max_requests: crowd.max_requests(),
-    };
+    let batch = problem::prefill_batch(query, crowd.max_requests());
+    let weights = problem::prefill_weights(query.settings);
+    let policy = query.settings.prefill_policy;
     let mut side = Side::new(Largest::prefill(), problem.prefill.len());
     for candidate in &problem.prefill {
         if crowd.is_outlier(candidate.load.requests) {
             explanation.skipped = explanation.skipped.saturating_add(1);
             continue;
         }
-        let score = prefill::score(query.settings.prefill_policy, &candidate.load, &batch);
+        let score = prefill::score(policy, &candidate.load, &batch, &weights);
         if score.is_finite() {
             side.take(
                 query,
@@ -94,9 +111,13 @@ pub(super) fn prefill(query: &Query<'_>, problem: &Problem, explanation: &mut Ex
 pub(super) fn decode(
     query: &Query<'_>,
     candidates: &[DecodeCandidate],
+    mean_rate: f64,
     explanation: &mut Explanation,
 ) -> Side {
-    let batch = decode::Batch::measure(candidates.iter().map(|candidate| &candidate.load));
+    let batch = decode::Batch::measure(
+        candidates.iter().map(|candidate| &candidate.load),
+        mean_rate,
+    );
     let weights = problem::decode_weights(query.settings);
     let policy = query.settings.decode_policy;
     let mut side = Side::new(Largest::decode(), candidates.len());

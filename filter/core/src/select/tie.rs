@@ -4,6 +4,7 @@
 //! wins. That is uniform, and unlike shuffling it does not depend on the order of the pods.
 
 use super::Query;
+use crate::ledger::PodKey;
 use std::cmp::Ordering;
 
 /// Separates the draws of different levels: were the pods of a roleset and the rolesets compared
@@ -25,8 +26,8 @@ pub(super) fn wins(query: &Query<'_>, level: Level, left: u16, right: u16) -> bo
     let order = if query.settings.ties_by_pod_id {
         (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name))
     } else {
-        let word = mix(query.tie ^ level as u64);
-        mix(a.key.0 ^ word).cmp(&mix(b.key.0 ^ word))
+        let word = query.tie ^ level as u64;
+        draw(word, a.key).cmp(&draw(word, b.key))
     };
     match order {
         Ordering::Less => true,
@@ -35,8 +36,13 @@ pub(super) fn wins(query: &Query<'_>, level: Level, left: u16, right: u16) -> bo
     }
 }
 
+/// The number a pod draws under a word: independent for every pair of both.
+pub(super) fn draw(word: u64, pod: PodKey) -> u64 {
+    mix(pod.0 ^ mix(word))
+}
+
 /// Bit mixer of SplitMix64 (Steele, Lea, Flood 2014): every input bit reaches every output bit.
-pub(super) fn mix(word: u64) -> u64 {
+fn mix(word: u64) -> u64 {
     let word = word.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

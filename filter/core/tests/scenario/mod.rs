@@ -2,11 +2,14 @@
 
 use pd_core::fleet::{FleetPod, ModelFleet, Roleset};
 use pd_core::ledger::{Amounts, PodKey};
-use pd_core::select::{Decision, Query, Refusal, Scored, Settings, Shape, Target, select};
-use pd_wire::knobs::{DecodePolicy, PrefillPolicy};
+use pd_core::select::{
+    Decision, Strategy, Query, Refusal, Scored, Settings, Shape, Target, select,
+};
+use pd_wire::knobs::{Choice, DecodePolicy, PrefillFallback, PrefillPolicy};
+use pd_wire::profile::{ModelConfig, Profile};
 use pd_wire::samples::PodSample;
 use pd_wire::topology::Role;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 
 /// Time of every choice, in ms of the shared clock.
@@ -20,6 +23,13 @@ pub(crate) struct Scenario {
     pub(crate) settings: Overrides,
     /// Prompt length in tokens.
     pub(crate) prompt_tokens: u64,
+    /// Prompt length in bytes of text.
+    pub(crate) text_bytes: u64,
+    /// What the request needs.
+    #[serde(deserialize_with = "shape")]
+    pub(crate) shape: Option<Shape>,
+    /// Profile of the request.
+    pub(crate) profile: Option<String>,
     /// Pods in any order.
     pub(crate) pods: Vec<PodSpec>,
     /// Rolesets already tried.
@@ -36,8 +46,19 @@ pub(crate) struct Scenario {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Overrides {
+    #[serde(deserialize_with = "choice")]
     pub(crate) prefill_policy: Option<PrefillPolicy>,
+    #[serde(deserialize_with = "choice")]
     pub(crate) decode_policy: Option<DecodePolicy>,
+    #[serde(deserialize_with = "choice")]
+    pub(crate) prefill_fallback: Option<PrefillFallback>,
+    pub(crate) bucketing: Option<bool>,
+    pub(crate) local_prefill_max_tokens: Option<u64>,
+    pub(crate) max_prefill_per_pod: Option<u32>,
+    pub(crate) max_decode_per_pod: Option<u32>,
+    pub(crate) kv_weight: Option<f64>,
+    pub(crate) hybrid_factor: Option<f64>,
+    pub(crate) output_growth: Option<bool>,
     pub(crate) std_factor: Option<f64>,
     pub(crate) prefill_spread: Option<f64>,
     pub(crate) decode_spread: Option<f64>,
@@ -73,6 +94,20 @@ pub(crate) struct PodSpec {
     pub(crate) throughput: Option<f64>,
     pub(crate) kv_usage: Option<f64>,
     pub(crate) drain_rate: Option<f64>,
+    pub(crate) waiting: Option<f64>,
+    pub(crate) prefill_ms: Option<f64>,
+    pub(crate) active_tokens: u64,
+    pub(crate) kv_tokens: u64,
+    pub(crate) decode_tokens: u64,
+    pub(crate) remote_decode_tokens: Option<f64>,
+    /// Age of each of its decode requests.
+    pub(crate) routed_ago_ms: u64,
+    /// Its profile takes overflow.
+    pub(crate) combined: bool,
+    pub(crate) prompt_min: u64,
+    pub(crate) prompt_max: Option<u64>,
+    /// Name of that profile; the default one without.
+    pub(crate) profile: Option<String>,
 }
 
 /// What came of it, by pod name.
@@ -92,6 +127,17 @@ impl Scenario {
         let given = &self.settings;
         set(&mut settings.prefill_policy, given.prefill_policy);
         set(&mut settings.decode_policy, given.decode_policy);
+        set(&mut settings.prefill_fallback, given.prefill_fallback);
+        set(&mut settings.bucketing, given.bucketing);
+        set(
+            &mut settings.local_prefill_max_tokens,
+            given.local_prefill_max_tokens,
+        );
+        set(&mut settings.max_prefill_per_pod, given.max_prefill_per_pod);
+        set(&mut settings.max_decode_per_pod, given.max_decode_per_pod);
+        set(&mut settings.kv_weight, given.kv_weight);
+        set(&mut settings.hybrid_factor, given.hybrid_factor);
+        set(&mut settings.output_growth, given.output_growth);
         set(&mut settings.std_factor, given.std_factor);
         set(&mut settings.prefill_spread, given.prefill_spread);
         set(&mut settings.decode_spread, given.decode_spread);
@@ -133,9 +179,12 @@ impl Scenario {
         ModelFleet {
             name: "m".into(),
             slot: 0,
-            pods: self.pods.iter().map(PodSpec::fleet_pod).collect(),
+            pods: (0..)
+                .zip(&self.pods)
+                .map(|(at, pod)| pod.fleet_pod(at))
+                .collect(),
             rolesets,
-            configs: Vec::new(),
+            configs: self.pods.iter().map(PodSpec::config).collect(),
             config: None,
         }
     }
@@ -164,16 +213,16 @@ impl Scenario {
             fleet: &fleet,
             loads: &loads,
             settings: &settings,
-            profile: None,
+            profile: self.profile.as_deref(),
             now_ms: NOW_MS,
             prompt_tokens: self.prompt_tokens,
-            text_bytes: 0,
+            text_bytes: self.text_bytes,
             match_percent: &matched,
             allowed: &|pod| !disallowed.contains(&pod),
             excluded_rolesets: &excluded,
             blocked_pairs: &blocked,
             tie: self.tie,
-            shape: Shape::Pair,
+            shape: self.shape.unwrap_or(Shape::Pair),
         });
         let name = |pod: u16| self.pods[usize::from(pod)].name.clone();
         let scores = |scored: &[Scored]| -> BTreeMap<String, f64> {
@@ -197,6 +246,12 @@ impl Scenario {
                 }) => {
                     format!("combined:{}", name(*pod))
                 }
+                Ok(Decision {
+                    target: Target::OneLeg(pod),
+                    ..
+                }) => {
+                    format!("one-leg:{}", name(*pod))
+                }
                 Err(refusal) => {
                     let text = format!("{refusal:?}");
                     text.split(' ').next().unwrap_or_default().to_owned()
@@ -214,13 +269,16 @@ impl Scenario {
 }
 
 impl PodSpec {
-    fn fleet_pod(&self) -> FleetPod {
+    fn fleet_pod(&self, config: u32) -> FleetPod {
         let sample = PodSample {
             running: self.sampled_running,
             remote_running: self.remote_running,
             generation_throughput: self.throughput,
             kv_usage: self.kv_usage,
             drain_rate: self.drain_rate,
+            waiting: self.waiting,
+            prefill_ms: self.prefill_ms,
+            remote_decode_tokens: self.remote_decode_tokens,
             ..PodSample::default()
         };
         FleetPod {
@@ -236,7 +294,7 @@ impl PodSpec {
             engine: "vllm".into(),
             kv_connector: None,
             bootstrap_port: None,
-            config: None,
+            config: Some(config),
             usable: !self.unusable,
             labels: Vec::new(),
             sample: self.sample_age.map(|age| (sample, NOW_MS - age)),
@@ -248,9 +306,59 @@ impl PodSpec {
             prefill_requests: self.requests,
             decode_pending: self.pending,
             decode_running: self.running,
-            ..Amounts::default()
+            active_tokens: self.active_tokens,
+            kv_tokens: self.kv_tokens,
+            decode_tokens: self.decode_tokens,
+            routed_at_sum_ms: u64::from(self.pending + self.running)
+                * (NOW_MS - self.routed_ago_ms),
         }
     }
+
+    fn config(&self) -> ModelConfig {
+        let profile = Profile {
+            combined: self.combined,
+            prompt_min: self.prompt_min,
+            prompt_max: self.prompt_max,
+            ..Profile::default()
+        };
+        let name = self.profile.clone().unwrap_or_else(|| "default".into());
+        ModelConfig {
+            profiles: BTreeMap::from([(name, profile)]),
+            ..ModelConfig::default()
+        }
+    }
+}
+
+/// A setting by its name.
+fn choice<'de, C: Choice, D: Deserializer<'de>>(from: D) -> Result<Option<C>, D::Error> {
+    let name = String::deserialize(from)?;
+    C::from_name(&name)
+        .map(Some)
+        .ok_or_else(|| serde::de::Error::custom(name))
+}
+
+/// `pair`, `one-leg`, a strategy, or `session:<pod ordinal>` and `key:<number>`.
+fn shape<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Shape>, D::Error> {
+    let text = String::deserialize(from)?;
+    let strategy = match text.as_str() {
+        "pair" => return Ok(Some(Shape::Pair)),
+        "one-leg" => return Ok(Some(Shape::OneLeg)),
+        "random" => Strategy::Random,
+        "least-request" => Strategy::LeastRequest,
+        "prefix-cache" => Strategy::PrefixCache,
+        _ => match text.split_once(':') {
+            Some(("session", pod)) => Strategy::Affinity {
+                pod: pod.parse().ok(),
+                key: None,
+            },
+            Some(("key", key)) => Strategy::Affinity {
+                pod: None,
+                key: key.parse().ok(),
+            },
+            _ => return Err(serde::de::Error::custom(text)),
+        },
+    };
+    Ok(Some(Shape::Plain(strategy)))
 }
 
 fn set<T>(field: &mut T, value: Option<T>) {

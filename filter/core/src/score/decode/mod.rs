@@ -4,8 +4,10 @@
 //! gets [`cold_start`] instead of a policy's score; when none has, the policy runs on what is
 //! charged here.
 
+mod conductor;
 mod least_request;
 mod load_balancing;
+mod token_load;
 
 pub use pd_wire::knobs::DecodePolicy as Policy;
 
@@ -25,6 +27,10 @@ pub struct Load {
     pub throughput: Option<f64>,
     /// Part of the KV cache in use, 0 to 1.
     pub kv_usage: Option<f64>,
+    /// Prompt tokens of the outstanding requests, those of other gateways included.
+    pub tokens: f64,
+    /// Sum of the ages of the outstanding requests, in seconds.
+    pub age_s: f64,
 }
 
 impl Load {
@@ -50,23 +56,27 @@ pub struct Batch {
     max_throughput: f64,
     max_free: f64,
     any_sampled: bool,
+    mean_rate: f64,
 }
 
 impl Batch {
-    /// Measures the candidates.
+    /// Measures the candidates. `mean_rate` is the tokens per second and request of a pod that
+    /// shows none itself, see [`mean_rate`].
     #[must_use]
-    pub fn measure<'a>(loads: impl Iterator<Item = &'a Load>) -> Self {
+    pub fn measure<'a>(loads: impl Iterator<Item = &'a Load>, mean_rate: f64) -> Self {
         let none = Self {
             max_requests: 1.0,
             max_throughput: 1.0,
             max_free: 1.0,
             any_sampled: false,
+            mean_rate,
         };
         loads.fold(none, |batch, load| Self {
             max_requests: batch.max_requests.max(load.requests()),
             max_throughput: batch.max_throughput.max(load.throughput.unwrap_or(0.0)),
             max_free: batch.max_free.max(load.free_percent()),
             any_sampled: batch.any_sampled || load.sampled,
+            ..batch
         })
     }
 }
@@ -78,17 +88,27 @@ pub struct Weights {
     pub running: f64,
     /// Of the throughput term of `load_balancing`.
     pub throughput: f64,
+    /// `token_load` estimates the output of outstanding requests.
+    pub output_growth: bool,
+}
+
+/// Mean tokens per second and request of the pods that have any; what `token_load` assumes of
+/// the others.
+#[must_use]
+pub fn mean_rate<'a>(loads: impl Iterator<Item = &'a Load>) -> f64 {
+    token_load::mean_rate(loads)
 }
 
 /// Score of one pod, by the cold-start rule or the policy.
 #[must_use]
 pub fn score(policy: Policy, load: &Load, batch: &Batch, weights: &Weights) -> f64 {
-    if batch.any_sampled && !load.sampled {
-        return cold_start(load);
-    }
     match policy {
+        // The ledger knows all that this policy asks, sampled or not.
+        Policy::TokenLoad => token_load::score(load, batch, weights),
+        _ if batch.any_sampled && !load.sampled => cold_start(load),
         Policy::LoadBalancing => load_balancing::score(load, batch, weights),
-        _ => least_request::score(load),
+        Policy::LeastRequest => least_request::score(load),
+        Policy::Conductor => conductor::score(load),
     }
 }
 

@@ -3,8 +3,11 @@
 //! Before a policy runs, pods with far more requests than their peers are left out
 //! ([`Crowd::is_outlier`]).
 
+mod conductor;
+mod hybrid_cache_load;
 mod least_request;
 mod prefix_cache;
+mod token_load;
 
 pub use pd_wire::knobs::PrefillPolicy as Policy;
 
@@ -15,6 +18,12 @@ pub struct Load {
     pub requests: f64,
     /// Part of the prompt the pod holds in its prefix cache, 0 to 100.
     pub match_percent: f64,
+    /// Prompt tokens being computed.
+    pub active_tokens: f64,
+    /// Prompt tokens whose KV is still held for a decode pod.
+    pub kv_tokens: f64,
+    /// Mean prefill time of a request, in ms; absent when unknown.
+    pub prefill_ms: Option<f64>,
 }
 
 /// What is known about all candidates and the request together.
@@ -22,21 +31,50 @@ pub struct Load {
 pub struct Batch {
     /// Most outstanding requests of any candidate, at least 1.
     pub max_requests: f64,
+    /// Length of the prompt's text, in bytes.
+    pub text_bytes: f64,
+}
+
+/// Weights of the policies.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Weights {
+    /// Of resident KV tokens relative to tokens being computed.
+    pub kv: f64,
+    /// Discount of `hybrid_cache_load` for a full match, 0 to 1.
+    pub hybrid_factor: f64,
 }
 
 /// Score of one pod.
 #[must_use]
-pub fn score(policy: Policy, load: &Load, batch: &Batch) -> f64 {
+pub fn score(policy: Policy, load: &Load, batch: &Batch, weights: &Weights) -> f64 {
     match policy {
         Policy::PrefixCache => prefix_cache::score(load, batch),
-        _ => least_request::score(load),
+        Policy::LeastRequest => least_request::score(load),
+        Policy::Conductor => conductor::score(load, batch),
+        Policy::TokenLoad => token_load::score(load, weights),
+        Policy::HybridCacheLoad => hybrid_cache_load::score(load, weights),
     }
 }
 
-/// True when the policy reads the prefix index.
+/// How a policy reads the prefix index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefixUse {
+    /// Not at all.
+    None,
+    /// Every match counts.
+    All,
+    /// Matches below the configured minimum count as none.
+    AboveMinimum,
+}
+
+/// How the policy reads the prefix index.
 #[must_use]
-pub fn reads_prefix_index(policy: Policy) -> bool {
-    matches!(policy, Policy::PrefixCache)
+pub fn prefix_use(policy: Policy) -> PrefixUse {
+    match policy {
+        Policy::LeastRequest | Policy::TokenLoad => PrefixUse::None,
+        Policy::Conductor => PrefixUse::All,
+        Policy::PrefixCache | Policy::HybridCacheLoad => PrefixUse::AboveMinimum,
+    }
 }
 
 /// Request counts of all candidates, as far as the outlier rule needs them.
