@@ -3,8 +3,32 @@
 //!
 //! Pure: no host, no clock and no randomness except by argument or through [`port`].
 
+pub mod config;
+pub mod engine;
 pub mod fleet;
+pub mod flow;
+pub mod ids;
 pub mod ledger;
+pub mod meters;
+pub mod models;
 pub mod port;
+pub mod prefix;
+pub mod reply;
+pub mod request;
 pub mod score;
 pub mod select;
+#[cfg(feature = "testkit")]
+pub mod testkit;
+pub mod token;
+pub mod worker;
+
+/// Version of the records in shared data. During an upgrade the old and the new filter share one
+/// store: each writes only records of its own version and reads the other's.
+#[cfg(not(feature = "format-2"))]
+pub const FORMAT: u8 = 1;
+/// Version of the records in shared data, played by a build of the next release in tests.
+#[cfg(feature = "format-2")]
+pub const FORMAT: u8 = 2;
+
+/// The version whose records are read beside [`FORMAT`]'s.
+pub const OTHER_FORMAT: u8 = if FORMAT == 1 { 2 } else { 1 };

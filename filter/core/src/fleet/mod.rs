@@ -4,22 +4,28 @@ use crate::ledger::PodKey;
 use pd_wire::profile::ModelConfig;
 use pd_wire::samples::PodSample;
 use pd_wire::topology::Role;
+use std::rc::Rc;
 
 /// One model of the snapshot, ready for selection. Pods are named by their position in `pods`.
+///
+/// The parts are shared: new samples make a new `ModelFleet` and copy nothing else.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelFleet {
     /// Model name.
-    pub name: String,
+    pub name: Rc<str>,
     /// Number of the model's ledger record.
     pub slot: u16,
     /// All pods, sorted by namespace and name.
-    pub pods: Vec<FleetPod>,
+    pub pods: Rc<[FleetPod]>,
     /// Complete rolesets: at least one ready, undrained prefill and one such decode pod.
-    pub rolesets: Vec<Roleset>,
+    pub rolesets: Rc<[Roleset]>,
     /// Config annotations of the pods.
-    pub configs: Vec<ModelConfig>,
+    pub configs: Rc<[ModelConfig]>,
     /// Index into `configs` of the request-level config: the first pod (in order) that has one.
     pub config: Option<u32>,
+    /// Newest sample of each pod, in the order of `pods`, and the time it was taken, in ms of the
+    /// shared monotonic clock.
+    pub samples: Rc<[Option<(PodSample, u64)>]>,
 }
 
 /// One pod of a model.
@@ -47,8 +53,6 @@ pub struct FleetPod {
     pub usable: bool,
     /// Labels, for `external-filter`.
     pub labels: Vec<(String, String)>,
-    /// Newest sample and the time it was taken, in ms of the shared monotonic clock.
-    pub sample: Option<(PodSample, u64)>,
 }
 
 /// Prefill and decode pods that may be paired with each other.
@@ -62,4 +66,20 @@ pub struct Roleset {
     pub prefill: Vec<u16>,
     /// Usable decode pods, by position in [`ModelFleet::pods`].
     pub decode: Vec<u16>,
+}
+
+// === impl ModelFleet ===
+
+impl ModelFleet {
+    /// The pod at a position.
+    pub fn pod(&self, position: u16) -> Option<&FleetPod> {
+        self.pods.get(usize::from(position))
+    }
+
+    /// Newest sample of the pod at a position and the time it was taken, in ms of the shared
+    /// monotonic clock.
+    pub fn sample(&self, position: u16) -> Option<(&PodSample, u64)> {
+        let sample = self.samples.get(usize::from(position))?.as_ref();
+        sample.map(|(sample, taken_at_ms)| (sample, *taken_at_ms))
+    }
 }

@@ -1,6 +1,6 @@
 //! The settings a choice reads, as plain numbers.
 
-use pd_wire::knobs::{DecodePolicy, PrefillFallback, PrefillPolicy};
+use pd_wire::knobs::{DecodePolicy, Knobs, PrefillFallback, PrefillPolicy};
 
 /// Settings in force for one request. [`Default`] holds the documented defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,6 +49,35 @@ pub struct Settings {
     pub ties_by_pod_id: bool,
 }
 
+impl From<&Knobs> for Settings {
+    fn from(knobs: &Knobs) -> Self {
+        // Counts and spreads are far below 2^53; a limit beyond u32 is no limit.
+        let limit = |count: u64| u32::try_from(count).unwrap_or(u32::MAX);
+        Self {
+            prefill_policy: knobs.prefill_score_policy,
+            decode_policy: knobs.decode_score_policy,
+            prefill_fallback: knobs.prefill_fallback,
+            prefill_spread: knobs.prefill_load_imbalance_min_spread as f64,
+            decode_spread: knobs.decode_load_imbalance_min_spread,
+            throughput_spread: knobs.decode_throughput_imbalance_min_spread,
+            drain_ratio: knobs.decode_score_ratio_threshold,
+            std_factor: knobs.prefix_cache_standard_deviation_factor as f64,
+            min_match_pct: knobs.min_match_pct,
+            hybrid_factor: knobs.hybrid_cache_load_factor,
+            kv_weight: knobs.token_load_kv_weight,
+            output_growth: knobs.decode_token_load_output_growth,
+            weight_running: knobs.decode_lb_weight_running,
+            weight_throughput: knobs.decode_lb_weight_throughput,
+            bucketing: knobs.prompt_length_bucketing,
+            local_prefill_max_tokens: knobs.local_prefill_max_tokens,
+            max_prefill_per_pod: limit(knobs.max_prefill_per_pod),
+            max_decode_per_pod: limit(knobs.max_decode_per_pod),
+            stale_after_ms: knobs.stale_after_ms,
+            ties_by_pod_id: knobs.tie_seed.is_some(),
+        }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -73,5 +102,15 @@ impl Default for Settings {
             stale_after_ms: 10_000,
             ties_by_pod_id: false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_settings_table() {
+        assert_eq!(Settings::default(), Settings::from(&Knobs::default()));
     }
 }

@@ -1,0 +1,5 @@
+//! Builders and an in-memory store for tests.
+
+mod store;
+
+pub use store::MemoryStore;
