@@ -454,3 +454,38 @@ fn a_session_key_keeps_its_pod_and_keys_spread() {
         "{homes:?}"
     );
 }
+
+#[test]
+fn an_explanation_renders_on_one_bounded_line_of_ascii() {
+    let text = include_str!("vectors/prefix_cache/scores.json");
+    let file: serde_json::Value = serde_json::from_str(text).unwrap();
+    let scenario: Scenario = serde_json::from_value(file["cases"][2]["given"].clone()).unwrap();
+    let explanation = scenario.run().result.unwrap().explanation;
+    assert_eq!(
+        explanation.render(&scenario.fleet()),
+        "reason=score; prompt_tokens=0; match=50; prefill=ns/p0:6,ns/p1:5.3333; decode=ns/d0:1"
+    );
+
+    let mut crowded = Scenario::default();
+    for pod in 0..40 {
+        for role in ["prefill", "decode"] {
+            crowded.pods.push(PodSpec {
+                name: format!("{role}-{pod}-{}", "x".repeat(240)),
+                role: role.into(),
+                roleset: "a".into(),
+                ..PodSpec::default()
+            });
+        }
+    }
+    let explanation = crowded.run().result.unwrap().explanation;
+    assert_eq!(
+        (explanation.prefill.len(), explanation.decode.len()),
+        (16, 16)
+    );
+    let line = explanation.render(&crowded.fleet());
+    assert!(
+        line.len() < 4200 && line.is_ascii() && !line.contains('\n'),
+        "{}",
+        line.len()
+    );
+}

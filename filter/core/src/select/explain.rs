@@ -1,7 +1,12 @@
 //! Why a choice was made: kept with every decision, rendered only when somebody asks.
 
+use crate::fleet::ModelFleet;
+use std::fmt::Write as _;
+
 /// Most pods of one kind that an explanation lists.
 pub(super) const LISTED: usize = 16;
+/// Length at which a rendered explanation stops naming pods, in bytes: it becomes a header.
+const RENDERED: usize = 4096;
 
 /// Facts behind a choice.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -71,4 +76,98 @@ pub enum DecodeImbalance {
     Throughput,
     /// Drain times.
     Drain,
+}
+
+// === impl Explanation ===
+
+impl Explanation {
+    /// The facts on one line of printable ASCII, for a header or a log:
+    /// `reason=score; prompt_tokens=812; match=66; prefill=ns/p-0:3.4,ns/p-1:10; decode=…`.
+    /// Lower scores are better; absent facts are left out.
+    #[must_use]
+    pub fn render(&self, fleet: &ModelFleet) -> String {
+        let mut out = format!(
+            "reason={}; prompt_tokens={}",
+            self.reason.name(),
+            self.prompt_tokens
+        );
+        if let Some(percent) = self.match_percent {
+            push(&mut out, format_args!("; match={percent}"));
+        }
+        if self.prefill_imbalance {
+            out.push_str("; prefill_imbalance=requests");
+        }
+        if let Some(check) = self.decode_imbalance {
+            push(
+                &mut out,
+                format_args!("; decode_imbalance={}", check.name()),
+            );
+        }
+        for (label, pods) in [("skipped", self.skipped), ("ineligible", self.ineligible)] {
+            if pods > 0 {
+                push(&mut out, format_args!("; {label}={pods}"));
+            }
+        }
+        for (label, scored) in [("prefill", &self.prefill), ("decode", &self.decode)] {
+            let mut separator = "; ";
+            for Scored { pod, score } in scored {
+                let Some(pod) = fleet.pod(*pod) else { continue };
+                if out.len() + pod.namespace.len() + pod.name.len() > RENDERED {
+                    break;
+                }
+                out.push_str(separator);
+                if separator == "; " {
+                    push(&mut out, format_args!("{label}="));
+                }
+                // Four digits tell apart what differs in practice.
+                let score = libm::round(score * 1e4) / 1e4;
+                push(
+                    &mut out,
+                    format_args!("{}/{}:{score}", pod.namespace, pod.name),
+                );
+                separator = ",";
+            }
+        }
+        out
+    }
+}
+
+fn push(out: &mut String, text: std::fmt::Arguments<'_>) {
+    // Writing to a string cannot fail.
+    let _ = out.write_fmt(text);
+}
+
+// === impl Reason ===
+
+impl Reason {
+    /// Name in explanations.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Score => "score",
+            Self::Length => "prompt_length",
+            Self::UnderLoad => "overflow",
+            Self::Capacity => "capacity",
+            Self::NoPair => "no_pair",
+            Self::Fallback => "prefill_fallback",
+            Self::OneLeg => "no_hand_over",
+            Self::LocalPrefill => "local_prefill",
+            Self::Strategy => "strategy",
+            Self::Affinity => "session",
+        }
+    }
+}
+
+// === impl DecodeImbalance ===
+
+impl DecodeImbalance {
+    /// Name in explanations.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Throughput => "throughput",
+            Self::Drain => "drain",
+        }
+    }
 }

@@ -26,7 +26,7 @@ pub(super) enum Shortage {
 pub(super) fn pairs(query: &Query<'_>) -> Result<Problem, Shortage> {
     let mut problem = Problem::default();
     let mut shortage = Shortage::NoRoleset;
-    for (roleset, pods) in (0_u16..).zip(&query.fleet.rolesets) {
+    for (roleset, pods) in (0_u16..).zip(query.fleet.rolesets.iter()) {
         if query.excluded_rolesets.contains(&roleset) {
             continue;
         }
@@ -110,22 +110,18 @@ pub(super) fn usable(query: &Query<'_>, pod: u16) -> bool {
 
 /// The pod takes prompts of this length. A pod without a profile takes all.
 fn fits(query: &Query<'_>, pod: u16) -> bool {
-    let outside = |profile: &Profile| {
-        query.prompt_tokens < profile.prompt_min
-            || profile
-                .prompt_max
-                .is_some_and(|max| query.prompt_tokens > max)
-    };
-    !query.settings.bucketing || !profile(query, pod).is_some_and(outside)
+    !query.settings.bucketing
+        || profile(query, pod).is_none_or(|profile| profile.takes(query.prompt_tokens))
 }
 
 /// The profile of the pod that the request's profile name selects.
 pub(super) fn profile<'a>(query: &Query<'a>, pod: u16) -> Option<&'a Profile> {
-    let config = query.fleet.pods.get(usize::from(pod))?.config?;
-    let config = query.fleet.configs.get(usize::try_from(config).ok()?)?;
-    let default = config.default_profile.as_deref().unwrap_or("default");
-    let named = query.profile.and_then(|name| config.profiles.get(name));
-    named.or_else(|| config.profiles.get(default))
+    let config = query.fleet.pod(pod)?.config?;
+    query
+        .fleet
+        .configs
+        .get(usize::try_from(config).ok()?)?
+        .profile(query.profile)
 }
 
 /// The prefill pod is below its capacity.
@@ -148,7 +144,7 @@ pub(super) fn has_decode_room(query: &Query<'_>, pod: u16) -> bool {
 
 /// Pods with this role, by position.
 pub(super) fn with_role(query: &Query<'_>, role: Role) -> impl Iterator<Item = u16> {
-    let pods = (0_u16..).zip(&query.fleet.pods);
+    let pods = (0_u16..).zip(query.fleet.pods.iter());
     pods.filter(move |(_, pod)| pod.role == role)
         .map(|(pod, _)| pod)
 }

@@ -6,7 +6,7 @@ use super::explain::{LISTED, Reason, Scored};
 use super::gate::{self, Found, Shortage};
 use super::problem::{self, DecodeCandidate};
 use super::tie;
-use super::{Decision, Explanation, Strategy, Query, Refusal, Target, solve};
+use super::{Decision, Explanation, Query, Refusal, Strategy, Target, solve};
 use crate::score::decode;
 use crate::score::prefill::{self, Crowd};
 use pd_wire::knobs::PrefillFallback;
@@ -94,7 +94,7 @@ pub(super) fn plain(query: &Query<'_>, strategy: Strategy) -> Result<Decision, R
         Strategy::Affinity { key: Some(key), .. } => {
             // Rendezvous hashing: when a pod goes, only its own sessions move.
             let draw = |pod: &u16| {
-                let facts = query.fleet.pods.get(usize::from(*pod));
+                let facts = query.fleet.pod(*pod);
                 (facts.map(|facts| tie::draw(key, facts.key)), *pod)
             };
             let home = pods.into_iter().min_by_key(draw);

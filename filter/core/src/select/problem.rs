@@ -79,7 +79,7 @@ impl DecodeCandidate {
             running: own,
             pending: f64::from(charged.decode_pending),
             tokens: float(charged.decode_tokens),
-            age_s: float(age_ms(&charged, query.now_ms)) / 1000.0,
+            age_s: float(charged.decode_age_ms(query.now_ms)) / 1000.0,
             ..decode::Load::default()
         };
         let Some(sample) = sample(query, pod) else {
@@ -127,8 +127,8 @@ pub(super) fn queue_s(query: &Query<'_>, pod: u16) -> Option<f64> {
 
 /// The pod's sample, unless it is stale.
 fn sample<'a>(query: &Query<'a>, pod: u16) -> Option<&'a PodSample> {
-    let (sample, taken_at_ms) = query.fleet.pods.get(usize::from(pod))?.sample.as_ref()?;
-    let age_ms = query.now_ms.saturating_sub(*taken_at_ms);
+    let (sample, taken_at_ms) = query.fleet.sample(pod)?;
+    let age_ms = query.now_ms.saturating_sub(taken_at_ms);
     (age_ms <= query.settings.stale_after_ms).then_some(sample)
 }
 
@@ -167,14 +167,6 @@ pub(super) fn cached_percent(query: &Query<'_>, pod: u16) -> u8 {
 pub(super) fn uncached_tokens(query: &Query<'_>, pod: u16) -> u64 {
     let missing = u64::from(100_u8.saturating_sub(cached_percent(query, pod)));
     query.prompt_tokens.saturating_mul(missing).div_ceil(100)
-}
-
-/// Sum of `now − routed at` over the outstanding decode requests, in ms.
-fn age_ms(charged: &Amounts, now_ms: u64) -> u64 {
-    let requests = u64::from(charged.decode_pending) + u64::from(charged.decode_running);
-    requests
-        .saturating_mul(now_ms)
-        .saturating_sub(charged.routed_at_sum_ms)
 }
 
 /// Token counts and times are far below 2^53, where every whole number has its float.

@@ -104,3 +104,13 @@ impl Default for Settings {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_settings_table() {
+        assert_eq!(Settings::default(), Settings::from(&Knobs::default()));
+    }
+}

@@ -19,8 +19,7 @@ pub(super) enum Level {
 
 /// True when `left` wins a tie against `right`.
 pub(super) fn wins(query: &Query<'_>, level: Level, left: u16, right: u16) -> bool {
-    let pod = |ordinal: u16| query.fleet.pods.get(usize::from(ordinal));
-    let (Some(a), Some(b)) = (pod(left), pod(right)) else {
+    let (Some(a), Some(b)) = (query.fleet.pod(left), query.fleet.pod(right)) else {
         return left < right;
     };
     let order = if query.settings.ties_by_pod_id {

@@ -3,7 +3,7 @@
 use pd_core::fleet::{FleetPod, ModelFleet, Roleset};
 use pd_core::ledger::{Amounts, PodKey};
 use pd_core::select::{
-    Decision, Strategy, Query, Refusal, Scored, Settings, Shape, Target, select,
+    Decision, Query, Refusal, Scored, Settings, Shape, Strategy, Target, select,
 };
 use pd_wire::knobs::{Choice, DecodePolicy, PrefillFallback, PrefillPolicy};
 use pd_wire::profile::{ModelConfig, Profile};
@@ -183,9 +183,10 @@ impl Scenario {
                 .zip(&self.pods)
                 .map(|(at, pod)| pod.fleet_pod(at))
                 .collect(),
-            rolesets,
+            rolesets: rolesets.into(),
             configs: self.pods.iter().map(PodSpec::config).collect(),
             config: None,
+            samples: self.pods.iter().map(PodSpec::sample).collect(),
         }
     }
 
@@ -205,7 +206,7 @@ impl Scenario {
             .map(|(p, d)| (ordinal(p), ordinal(d)))
             .collect();
         let excluded: Vec<u16> = (0_u16..)
-            .zip(&fleet.rolesets)
+            .zip(fleet.rolesets.iter())
             .filter(|(_, roleset)| self.excluded.contains(&roleset.name))
             .map(|(at, _)| at)
             .collect();
@@ -270,17 +271,6 @@ impl Scenario {
 
 impl PodSpec {
     fn fleet_pod(&self, config: u32) -> FleetPod {
-        let sample = PodSample {
-            running: self.sampled_running,
-            remote_running: self.remote_running,
-            generation_throughput: self.throughput,
-            kv_usage: self.kv_usage,
-            drain_rate: self.drain_rate,
-            waiting: self.waiting,
-            prefill_ms: self.prefill_ms,
-            remote_decode_tokens: self.remote_decode_tokens,
-            ..PodSample::default()
-        };
         FleetPod {
             key: PodKey(name_hash(&self.name)),
             namespace: "ns".into(),
@@ -297,8 +287,22 @@ impl PodSpec {
             config: Some(config),
             usable: !self.unusable,
             labels: Vec::new(),
-            sample: self.sample_age.map(|age| (sample, NOW_MS - age)),
         }
+    }
+
+    fn sample(&self) -> Option<(PodSample, u64)> {
+        let sample = PodSample {
+            running: self.sampled_running,
+            remote_running: self.remote_running,
+            generation_throughput: self.throughput,
+            kv_usage: self.kv_usage,
+            drain_rate: self.drain_rate,
+            waiting: self.waiting,
+            prefill_ms: self.prefill_ms,
+            remote_decode_tokens: self.remote_decode_tokens,
+            ..PodSample::default()
+        };
+        self.sample_age.map(|age| (sample, NOW_MS - age))
     }
 
     fn amounts(&self) -> Amounts {
