@@ -7,4 +7,5 @@ pub mod engine;
 pub mod fleet;
 pub mod ledger;
 pub mod port;
+pub mod prefix;
 pub mod request;
