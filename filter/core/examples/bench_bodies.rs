@@ -9,9 +9,14 @@
 )]
 
 use pd_core::engine::vllm::prefill_edits;
+use pd_core::ledger::PodKey;
+use pd_core::port::{Cas, SharedStore, StoreError, Stored};
+use pd_core::prefix::{PrefixIndex, chain};
 use pd_core::request::patch::{build, prefix};
 use pd_core::request::{Endpoint, scan};
 use pd_wire::knobs::KvConnector;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -28,6 +33,26 @@ fn measure<T>(mut run: impl FnMut() -> T) -> f64 {
     }
     times.sort_by(f64::total_cmp);
     times[times.len() / 2]
+}
+
+/// A store without the cost of a host: what is measured is the index alone.
+#[derive(Default)]
+struct Store(RefCell<BTreeMap<String, Vec<u8>>>);
+
+impl SharedStore for Store {
+    fn get(&self, key: &str) -> Option<Stored> {
+        Some(Stored {
+            bytes: self.0.borrow().get(key)?.clone(),
+            cas: Cas(1),
+        })
+    }
+    fn create(&self, key: &str, bytes: &[u8]) -> Result<(), StoreError> {
+        self.swap(key, bytes, Cas(1))
+    }
+    fn swap(&self, key: &str, bytes: &[u8], _: Cas) -> Result<(), StoreError> {
+        self.0.borrow_mut().insert(key.to_owned(), bytes.to_vec());
+        Ok(())
+    }
 }
 
 fn chat(bytes: usize, turn: usize, escapes: bool) -> Vec<u8> {
@@ -90,6 +115,25 @@ fn main() {
         print(
             "prefix",
             measure(|| prefix(black_box(body), &scanned, b"\"a\":{}")),
+        );
+        print(
+            "hash",
+            measure(|| chain(scanned.identity(black_box(body)), 128, 0)),
+        );
+        let hashes = chain(scanned.identity(body), 128, 0);
+        let (index, store) = (PrefixIndex::new(200_000, 1_200_000), Store::default());
+        let mut now = 0;
+        let learn = |now: &mut u64| {
+            // Late enough that every entry is written again.
+            *now += 600_000;
+            index.learn(&store, 7, &hashes, PodKey(1), *now);
+        };
+        print("learn", measure(|| learn(&mut now)));
+        let pods: Vec<_> = (1..9).map(PodKey).collect();
+        let mut percents = [0; 8];
+        print(
+            "lookup",
+            measure(|| index.lookup(&store, 7, &hashes, &pods, now, &mut percents)),
         );
     }
 }
