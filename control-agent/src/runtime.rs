@@ -90,7 +90,7 @@ impl Agent {
         let epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         let epoch = epoch.map_or(1, |since| since.as_secs());
 
-        let mut tasks: JoinSet<(&'static str, anyhow::Result<()>)> = JoinSet::new();
+        let mut tasks = Tasks::new();
         let follow = file::follow(
             config.pods_file.clone(),
             config.poll,
@@ -125,29 +125,79 @@ impl Agent {
         tasks.spawn(async { ("admin", serving.await) });
         tracing::info!(agent = config.agent_id, listen = %address, "agent started");
 
-        let ended = tokio::select! {
-            () = shutdown => None,
-            ended = tasks.join_next() => ended,
-        };
-        let early = match ended {
-            None => Ok(()),
-            Some(Ok((name, Ok(())))) => Err(anyhow::anyhow!("task {name} ended by itself")),
-            Some(Ok((name, Err(error)))) => Err(error.context(format!("task {name} failed"))),
-            Some(Err(error)) => Err(anyhow::Error::new(error).context("a task died")),
-        };
-        stop_all.send_replace(true);
-        let drained =
-            tokio::time::timeout(DRAIN, async { while tasks.join_next().await.is_some() {} });
-        if drained.await.is_err() {
-            tracing::warn!("tasks still at work were cut off");
-            tasks.shutdown().await;
-        }
+        let ended = supervise(tasks, &stop_all, shutdown).await;
         tracing::info!("agent stopped");
-        early
+        ended
     }
+}
+
+type Tasks = JoinSet<(&'static str, anyhow::Result<()>)>;
+
+/// Waits for `shutdown`, or for a task that ends before, which is an error; then ends all.
+async fn supervise(
+    mut tasks: Tasks,
+    stop_all: &watch::Sender<bool>,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let ended = tokio::select! {
+        () = shutdown => None,
+        ended = tasks.join_next() => ended,
+    };
+    let early = match ended {
+        None => Ok(()),
+        Some(Ok((name, Ok(())))) => Err(anyhow::anyhow!("task {name} ended by itself")),
+        Some(Ok((name, Err(error)))) => Err(error.context(format!("task {name} failed"))),
+        Some(Err(error)) => Err(anyhow::Error::new(error).context("a task died")),
+    };
+    stop_all.send_replace(true);
+    let drained = tokio::time::timeout(DRAIN, async { while tasks.join_next().await.is_some() {} });
+    if drained.await.is_err() {
+        tracing::warn!("tasks still at work were cut off");
+        tasks.shutdown().await;
+    }
+    early
 }
 
 /// Binds and runs an agent until `shutdown` completes.
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> anyhow::Result<()> {
     Agent::bind(config).await?.run(shutdown).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::pending;
+
+    async fn stopped(mut stop: Stop) -> (&'static str, anyhow::Result<()>) {
+        stop.requested().await;
+        ("steady", Ok(()))
+    }
+
+    #[tokio::test]
+    async fn a_task_that_ends_by_itself_ends_the_others_with_an_error() {
+        let failed = || Err(anyhow::anyhow!("broken"));
+        let ends = [
+            (Ok(()), "task pods ended by itself"),
+            (failed(), "task pods failed: broken"),
+        ];
+        for (end, expected) in ends {
+            let (stop_all, stop) = Stop::channel();
+            let mut tasks = Tasks::new();
+            tasks.spawn(stopped(stop));
+            tasks.spawn(async { ("pods", end) });
+            let error = supervise(tasks, &stop_all, pending()).await.unwrap_err();
+            assert_eq!(format!("{error:#}"), expected);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn on_request_all_tasks_end_and_one_that_does_not_is_cut_off() {
+        let (stop_all, stop) = Stop::channel();
+        let mut tasks = Tasks::new();
+        tasks.spawn(stopped(stop));
+        tasks.spawn(async { ("stuck", pending().await) });
+        let begun = tokio::time::Instant::now();
+        supervise(tasks, &stop_all, async {}).await.unwrap();
+        assert_eq!(begun.elapsed(), DRAIN);
+    }
 }

@@ -20,8 +20,8 @@ use crate::metrics::Metrics;
 use crate::runtime::Stop;
 use crate::snapshot::Fleet;
 
-/// Largest pods file, in bytes: four times what 8192 pods of kubectl's output usually take.
-const MAX_FILE: u64 = 256 << 20;
+/// Largest pods file, in bytes: twice what 8192 pods of kubectl's output usually take.
+const MAX_FILE: u64 = 128 << 20;
 /// A file changed this recently may change again without another time stamp.
 const UNSETTLED: Duration = Duration::from_secs(2);
 

@@ -309,3 +309,6 @@ impl<'a> Reader<'a> {
         config.map(|config| (text.to_owned(), config))
     }
 }
+
+#[cfg(test)]
+mod tests;

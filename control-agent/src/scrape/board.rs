@@ -59,3 +59,37 @@ impl Board {
         (samples.len(), oldest)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_counts_until_it_is_too_old_or_its_pod_is_gone() {
+        let key = |name: &str| MemberKey {
+            namespace: "n".to_owned(),
+            name: name.to_owned(),
+            uid: "u".to_owned(),
+        };
+        let at = Instant::now();
+        let board = Board::default();
+        let sampled = Sampled {
+            at,
+            load: PodSample::default(),
+        };
+        board.put(key("a"), sampled);
+        board.put(key("b"), sampled);
+        assert_eq!(board.get(&key("a"), at + MAX_AGE), Some(sampled));
+        assert_eq!(
+            board.get(&key("a"), at + MAX_AGE + Duration::from_millis(1)),
+            None
+        );
+        assert_eq!(
+            board.extent(at + Duration::from_secs(5)),
+            (2, Some(Duration::from_secs(5)))
+        );
+        board.retain(|known| *known == key("b"));
+        assert_eq!(board.get(&key("a"), at), None);
+        assert_eq!(board.extent(at).0, 1);
+    }
+}

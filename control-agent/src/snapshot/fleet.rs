@@ -131,3 +131,64 @@ impl Fleet {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pods::document;
+    use crate::pods::settings::{PodName, Source};
+    use k8s_openapi::api::core::v1::Pod as ApiPod;
+
+    fn pod(name: &str, model: &str) -> (PodName, ApiPod) {
+        let text = format!(
+            "{{\"metadata\": {{\"name\": \"{name}\", \"labels\": \
+             {{\"model.aibrix.ai/name\": \"{model}\"}}}}, \"status\": {{\"podIP\": \"10.0.0.1\"}}}}"
+        );
+        document::parse(&text).unwrap().pods.remove(0)
+    }
+
+    fn fleet(pods: impl Iterator<Item = (PodName, ApiPod)>) -> Fleet {
+        let mut index = Index::new(Source::File);
+        for (name, pod) in pods {
+            index.apply(name, &pod);
+        }
+        Fleet::of(&index)
+    }
+
+    #[test]
+    fn the_order_of_events_does_not_matter() {
+        let pods = [pod("b", "m"), pod("a", "m"), pod("c", "l")];
+        let forth = fleet(pods.iter().cloned());
+        assert_eq!(forth, fleet(pods.iter().rev().cloned()));
+        let names: Vec<_> = forth
+            .members
+            .iter()
+            .map(|member| member.key.name.as_str())
+            .collect();
+        assert_eq!(names, ["c", "a", "b"], "models first, then names");
+    }
+
+    #[test]
+    fn what_the_wire_cannot_hold_is_left_out_and_reported() {
+        let models = (0..=MAX_MODELS).map(|n| pod(&format!("p{n:03}"), &format!("m{n:03}")));
+        let fleet_of_models = fleet(models);
+        assert_eq!(fleet_of_models.models.len(), MAX_MODELS);
+        assert_eq!(
+            fleet_of_models.warnings,
+            ["201 models, only the first 200 are kept"]
+        );
+
+        let pods = (0..MAX_PODS + 3).map(|n| pod(&format!("p{n:05}"), "m"));
+        let fleet_of_pods = fleet(pods.chain([pod("q", "z")]));
+        assert_eq!(fleet_of_pods.members.len(), MAX_PODS);
+        assert_eq!(
+            fleet_of_pods.warnings,
+            ["more than 8192 pods: 4 are left out"]
+        );
+        assert_eq!(
+            fleet_of_pods.models.len(),
+            2,
+            "a model without room for pods is still known"
+        );
+    }
+}

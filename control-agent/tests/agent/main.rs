@@ -1,4 +1,10 @@
 //! The whole agent over loopback, between fake engines and fake Envoys.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing
+)]
 
 mod fixtures;
 mod pods;

@@ -135,6 +135,34 @@ async fn another_agent_is_counted_and_topped() {
 }
 
 #[tokio::test]
+async fn two_agents_that_feed_one_envoy_both_go_on_and_count_each_other() {
+    let pods = PodsFile::new(&[]);
+    let envoy = Envoy::start().await;
+    let mut rival = config(&pods, &[&envoy]);
+    rival.agent_id = "rival".to_owned();
+    let agents = [
+        Running::start(config(&pods, &[&envoy])).await,
+        Running::start(rival).await,
+    ];
+    let target = envoy.url().replace("http://", "");
+    let line = format!("pd_agent_takeovers_total{{target=\"{target}\"}}");
+    for agent in &agents {
+        let mut takeovers = 0.0;
+        for _ in 0..400 {
+            takeovers = agent.metric(&line).await.unwrap_or(0.0);
+            if takeovers >= 3.0 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(25)).await;
+        }
+        assert!(takeovers >= 3.0, "{takeovers} takeovers");
+    }
+    for agent in agents {
+        agent.stop().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn refusals_slow_the_agent_down_and_do_not_end_it() {
     let pods = PodsFile::new(&[]);
     let envoy = Envoy::start().await;
