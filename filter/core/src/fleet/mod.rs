@@ -1,9 +1,24 @@
-//! The index of a snapshot that selection reads: one model's pods, rolesets and samples.
+//! The fleet as pushed by the control agent: which pods serve which model, and what their engines
+//! report.
+//!
+//! The VM that accepts a push checks and compiles it once ([`accept`]) and stores the compiled
+//! form ([`snapshot`]); every VM finds changes by one small record and decodes the models it is
+//! asked for ([`cache`]). Selection reads a [`ModelFleet`].
+
+pub mod accept;
+pub mod build;
+pub mod cache;
+pub mod snapshot;
+
+pub use accept::{PushStatus, Refusal, accept_samples, accept_topology};
+pub use cache::FleetCache;
+pub use pd_wire::roleset::Roleset;
 
 use crate::ledger::PodKey;
 use pd_wire::profile::ModelConfig;
 use pd_wire::samples::PodSample;
 use pd_wire::topology::Role;
+use serde::{Deserialize, Serialize};
 use std::rc::Rc;
 
 /// One model of the snapshot, ready for selection. Pods are named by their position in `pods`.
@@ -29,7 +44,7 @@ pub struct ModelFleet {
 }
 
 /// One pod of a model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FleetPod {
     /// Identity in ledger and prefix index.
     pub key: PodKey,
@@ -53,19 +68,6 @@ pub struct FleetPod {
     pub usable: bool,
     /// Labels, for `external-filter`.
     pub labels: Vec<(String, String)>,
-}
-
-/// Prefill and decode pods that may be paired with each other.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Roleset {
-    /// Namespace of its pods.
-    pub namespace: String,
-    /// Value of the roleset label.
-    pub name: String,
-    /// Usable prefill pods, by position in [`ModelFleet::pods`].
-    pub prefill: Vec<u16>,
-    /// Usable decode pods, by position in [`ModelFleet::pods`].
-    pub decode: Vec<u16>,
 }
 
 // === impl ModelFleet ===

@@ -1,6 +1,6 @@
 //! From a complete body to the first leg: read, resolve, choose and charge in one step, send.
 
-use super::state::{Choice, Decoding, Prefilling, State};
+use super::state::{Choice, Prefilling, State};
 use super::{Attempt, BodyEdit, Call, Effect, Flow, Head};
 use crate::config::{RequestHints, resolve};
 use crate::engine::vllm;
@@ -89,7 +89,7 @@ impl Flow {
         scene: &mut Scene<'_>,
     ) -> Result<Choice, Fault> {
         let knobs = &plan.knobs;
-        let settings = Settings::from(knobs);
+        let settings = Settings::from(&**knobs);
         let excluded = excluded(attempt, &plan.fleet, knobs, scene);
         let tie = scene.worker.ids.word();
         let fleet = &plan.fleet;
@@ -232,7 +232,7 @@ impl Plan {
         if hints.is_auto() {
             hints.max_tokens = max_tokens(body, scan);
         }
-        let config = fleet.request_config();
+        let config = fleet.config.and_then(|index| fleet.configs.get(usize::try_from(index).ok()?));
         let resolved = resolve(scene.config, config, hints, !fleet.rolesets.is_empty())
             .map_err(|error| Fault::Strategy(error.to_string()))?;
         if let Some(policy) = &resolved.knobs.invalid_decode_policy {

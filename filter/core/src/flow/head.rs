@@ -56,7 +56,7 @@ pub fn route<'a>(method: &str, path: &'a str) -> Route<'a> {
 }
 
 /// The headers that routing reads or passes on.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     /// Path with query, as it came.
     pub path: String,
@@ -85,7 +85,15 @@ impl Head {
         endpoint: Endpoint,
         headers: impl Iterator<Item = (&'a str, &'a [u8])>,
     ) -> Self {
-        let mut head = Self { path: path.to_owned(), endpoint, ..Self::default() };
+        let mut head = Self {
+            path: path.to_owned(),
+            endpoint,
+            strategy: None,
+            profile: None,
+            client_request_id: None,
+            explain: false,
+            forwarded: Vec::new(),
+        };
         for (name, value) in headers {
             let Ok(value) = std::str::from_utf8(value) else { continue };
             match name {

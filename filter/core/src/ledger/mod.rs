@@ -18,7 +18,7 @@ pub mod txn;
 
 pub use book::{Book, ChargeId, DecodeCharge, Expired, Pick, PrefillCharge};
 pub use slots::{Vitals, VmId};
-pub use totals::Totals;
+pub use totals::{KeyHasher, Totals};
 pub use txn::{ChargeState, Charged, Ledger, TickReport};
 
 /// Ledger records of one format: models of a topology (at most
@@ -29,7 +29,9 @@ pub const MODEL_SLOTS: u16 = 256;
 /// Identity of a pod in records: XXH64 (seed 0) over `namespace/name/uid`.
 ///
 /// Never an index of a topology, so records outlive topologies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
 pub struct PodKey(pub u64);
 
 /// What is charged to one pod. All integers: any mix of charges and releases ends at exactly zero.

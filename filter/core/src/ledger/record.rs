@@ -6,6 +6,7 @@
 //! `u64`. Fixed width, so that a swap copies the cells of other VMs without decoding them.
 
 use super::{Amounts, PodKey, VmId};
+use crate::port::SharedStore;
 use crate::{FORMAT, OTHER_FORMAT};
 
 /// Most cells of one record (about 1.9 MB). A VM that finds no room publishes nothing for that
@@ -62,6 +63,14 @@ pub struct RecordWriter {
 /// Key of a model's record.
 pub fn key(format: u8, model_slot: u16) -> String {
     format!("pd{format}.ledger.{model_slot}")
+}
+
+/// True when nobody shows a charge to a model, in either format.
+pub fn is_idle<S: SharedStore + ?Sized>(store: &S, model_slot: u16) -> bool {
+    [FORMAT, OTHER_FORMAT].into_iter().all(|format| {
+        let stored = store.get(&key(format, model_slot));
+        stored.is_none_or(|stored| Record::parse(&stored.bytes).is_ok_and(|it| it.is_empty()))
+    })
 }
 
 // === impl Record ===

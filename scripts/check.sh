@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Usage: scripts/check.sh
+#
+# Formatting, clippy natively and for wasm with warnings as errors, the rules about which crate may
+# depend on what, and that every test module is declared. Ends with the number of checks.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+passed=0 failed=0
+check() { # NAME COMMAND...
+  local name=$1
+  shift
+  echo "check: $name"
+  if "$@"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "check: FAILED: $name" >&2; fi
+}
+
+# The dependencies of a crate as built into programs, one name a line.
+dependencies() { cargo tree --locked -p "$1" --edges normal,build --prefix none --target "${2:-all}" | awk '{print $1}' | sort -u; }
+
+depends_on_none_of() { # CRATE NAME...
+  local crate=$1 found names
+  shift
+  names=$(dependencies "$crate") || return 1
+  found=$(printf '%s\n' "$@" | grep -Fx -f - <<<"$names" || true)
+  [[ -z $found ]] || { echo "$crate must not depend on:" $found >&2; return 1; }
+}
+
+# A file below tests/ that nobody declares is never compiled.
+test_modules_declared() {
+  local file stem folder root missing=0
+  while read -r file; do
+    stem=$(basename "$file" .rs) folder=$(dirname "$file")
+    [[ $stem == main || $stem == mod || $stem == lib ]] && continue
+    # A file right in tests/ is a target of its own unless the crate lists its targets.
+    if [[ $(basename "$folder") == tests && ! -f $folder/main.rs ]]; then continue; fi
+    root=$(cd "$folder" && grep -lE "^\s*(pub(\([a-z]+\))? )?mod $stem;" ./*.rs ../*.rs 2>/dev/null | head -1)
+    [[ -n $root ]] || { echo "$file is declared nowhere" >&2; missing=1; }
+  done < <(git ls-files -co --exclude-standard '*/tests/*.rs' | grep -vE '^tests/[a-z]+/(core/)?src/')
+  return $missing
+}
+
+check "formatting" cargo fmt --all --check
+check "clippy, native" cargo clippy --locked --workspace --exclude pd-filter --all-targets -- -D warnings
+check "clippy, wasm" cargo clippy --locked --release -p pd-filter --target wasm32-wasip1 -- -D warnings
+check "pd-core knows no host, clock or network" depends_on_none_of pd-core \
+  proxy-wasm tokio hyper kube k8s-openapi redis tracing-subscriber rand getrandom chrono time
+check "pd-wire is data only" depends_on_none_of pd-wire \
+  proxy-wasm tokio hyper kube k8s-openapi redis rand getrandom
+check "the agent does not know the routing core" depends_on_none_of pd-agent pd-core pd-filter proxy-wasm
+check "every test module is declared" test_modules_declared
+check "scripts parse" bash -n scripts/*.sh .ci/run
+
+echo "check: $passed passed, $failed failed"
+[[ $failed -eq 0 ]]

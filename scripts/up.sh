@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Usage: scripts/up.sh --pods-file FILE [--port P] [--control-port P] [--admin-port P]
+#                      [--plugin-config FILE] [--concurrency N]
+#
+# Starts Envoy with the filter, and the agent, in front of engines that already run. FILE is a
+# Kubernetes Pod List in YAML or JSON (`kubectl get pods -o json`), read again when it changes.
+# Prints `ready` when requests can be sent to --port (default 10000) and stays until Ctrl-C, then
+# stops both. --control-port (10001) and --admin-port (9901) are on loopback; --plugin-config is a
+# JSON file of filter settings; --concurrency (2) is the number of Envoy workers.
+set -euo pipefail
+usage() { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+
+pods_file= data_port=10000 control_port=10001 admin_port=9901 plugin_file= concurrency=2
+while [[ $# -gt 0 ]]; do
+  [[ $# -ge 2 ]] || usage
+  case $1 in
+    --pods-file) pods_file=$2 ;;
+    --port) data_port=$2 ;;
+    --control-port) control_port=$2 ;;
+    --admin-port) admin_port=$2 ;;
+    --plugin-config) plugin_file=$2 ;;
+    --concurrency) concurrency=$2 ;;
+    *) usage ;;
+  esac
+  shift 2
+done
+[[ -n $pods_file ]] || usage
+for number in "$data_port" "$control_port" "$admin_port" "$concurrency"; do
+  [[ $number =~ ^[0-9]+$ ]] || { echo "up.sh: '$number' is not a number" >&2; exit 2; }
+done
+for file in "$pods_file" ${plugin_file:+"$plugin_file"}; do
+  [[ -r $file ]] || { echo "up.sh: cannot read $file" >&2; exit 2; }
+done
+pods_file=$(realpath "$pods_file")
+plugin_config={}
+[[ -z $plugin_file ]] || plugin_config=$(<"$plugin_file")
+
+cd "$(dirname "$0")/.."
+run=$(mktemp -d)
+. scripts/gateway.sh
+
+require_tools
+for port in "$data_port" "$control_port" "$admin_port"; do
+  if (: </dev/tcp/127.0.0.1/"$port") 2>/dev/null; then die "port $port is taken; choose another"; fi
+done
+envoy=$(scripts/envoy.sh)
+say "building the filter and the agent (the first time takes some minutes)"
+scripts/build-wasm.sh
+cargo build --release --locked -p pd-agent
+target=${CARGO_TARGET_DIR:-target}
+wasm=$target/wasm32-wasip1/release/pd_filter.wasm agent=$target/release/pd-agent
+agent_port=$(free_port)
+start_gateway
+say "data http://127.0.0.1:$data_port, control :$control_port, Envoy admin :$admin_port, agent :$agent_port"
+echo ready
+stay

@@ -1,0 +1,109 @@
+//! A client cannot choose an address, steer the router, or see internals; engines do not either.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use pd_e2e::{Call, Stand, chat_body, prompt_of};
+use tokio::net::TcpListener;
+
+/// An address that counts who connects.
+async fn canary() -> (SocketAddr, Arc<AtomicU64>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let count = Arc::new(AtomicU64::new(0));
+    let counter = Arc::clone(&count);
+    tokio::spawn(async move {
+        while listener.accept().await.is_ok() {
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    (address, count)
+}
+
+fn forged(call: Call, target: SocketAddr) -> Call {
+    call.header("target-pod", &target.to_string())
+        .header("Target-Pod", &target.to_string())
+        .header("x-envoy-original-dst-host", &target.to_string())
+        .header("x-envoy-upstream-rq-timeout-ms", "1")
+        .header("x-envoy-expected-rq-timeout-ms", "1")
+        .header("x-envoy-upstream-alt-stat-name", "forged")
+        .header("X-Envoy-Retry-On", "5xx")
+        .header("x-envoy-max-retries", "9")
+        .header("x-envoy-hedge-on-per-try-timeout", "true")
+        .header("x-envoy-original-path", "/forged")
+        .header("x-envoy-internal", "true")
+        .header("x-envoy-decorator-operation", "forged")
+        .header("x-envoy-ip-tags", "forged")
+        .header("x-envoy-anything", "forged")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forged_headers_are_harmless_and_internal_ones_do_not_reach_engines() {
+    let stand = Stand::pairs("forged", 1).await;
+    let (target, count) = canary().await;
+    for stream in [false, true] {
+        let call = Call::post("/v1/chat/completions", chat_body("forged", stream));
+        let answer = stand.send(forged(call, target)).await.expect(200);
+        prompt_of(&answer);
+        let legs = stand.legs(&answer);
+        assert_eq!(legs.len(), 2);
+        for leg in &legs {
+            let internal: Vec<_> = leg
+                .headers
+                .keys()
+                .filter(|name| name.starts_with("x-envoy-") || *name == "target-pod")
+                .collect();
+            assert!(internal.is_empty(), "{internal:?} reached {}", leg.engine);
+        }
+        let internal: Vec<_> =
+            answer.headers.keys().filter(|name| name.as_str().starts_with("x-envoy")).collect();
+        assert!(internal.is_empty(), "{internal:?} reached the client");
+    }
+    for call in [
+        Call::get("/v1/chat/completions"),
+        Call::get("/"),
+        Call::get("/anything"),
+        Call::post("/v1/unknown", "{}"),
+        Call::get("/metrics"),
+        Call::new(hyper::Method::OPTIONS, "/v1/chat/completions"),
+    ] {
+        let answer = stand.send(forged(call, target)).await;
+        assert_eq!(answer.status, 404, "{}", answer.shown());
+    }
+    // Answered by the filter, with the forged headers gone as well.
+    stand.send(forged(Call::get("/v1/models"), target)).await.expect(200);
+    stand.send(forged(Call::get("/readyz"), target)).await.expect(200);
+    assert_eq!(count.load(Ordering::Relaxed), 0, "somebody connected to the forged address");
+    stand.settled(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_legs_get_fresh_ids_and_the_clients_credentials_and_trace() {
+    let stand = Stand::pairs("ids", 1).await;
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let mut ids = Vec::new();
+    for _ in 0..2 {
+        let call = Call::post("/v1/chat/completions", chat_body("ids", false))
+            .header("x-request-id", "the-clients-own")
+            .header("authorization", "Bearer secret-of-the-client")
+            .header("traceparent", trace)
+            .header("tracestate", "a=b");
+        let answer = stand.send(call).await.expect(200);
+        assert_eq!(answer.header("x-request-id"), "the-clients-own", "{}", answer.shown());
+        let legs = stand.legs(&answer);
+        assert_eq!(legs.len(), 2);
+        for leg in &legs {
+            assert_eq!(leg.headers["authorization"], "Bearer secret-of-the-client");
+            assert_eq!(leg.headers["tracestate"], "a=b");
+            // A proxy may add a span of its own; the trace stays.
+            assert!(leg.headers["traceparent"].contains("0af7651916cd43dd8448eb211c80319c"));
+            assert_ne!(leg.headers["x-request-id"], "the-clients-own");
+        }
+        ids.push(answer.header("request-id").to_owned());
+    }
+    assert_ne!(ids[0], ids[1], "ids are fresh");
+    let log = stand.envoy.log();
+    assert!(!log.contains("secret-of-the-client"), "credentials were logged");
+}
