@@ -63,12 +63,14 @@ pub(super) fn choose(query: &Query<'_>) -> Result<Decision, Refusal> {
 /// Best pair over all rolesets that have a scored pod on both sides.
 fn best(query: &Query<'_>, prefill: &Side, decode: &Side) -> Option<Pair> {
     let mut best: Option<(f64, Pair)> = None;
+    // Both sides are in the order of the rolesets.
+    let mut rights = decode.best.iter().peekable();
     for left in &prefill.best {
-        let Some(right) = decode
-            .best
-            .iter()
-            .find(|right| right.roleset == left.roleset)
-        else {
+        while rights
+            .next_if(|right| right.roleset < left.roleset)
+            .is_some()
+        {}
+        let Some(right) = rights.peek().filter(|right| right.roleset == left.roleset) else {
             continue;
         };
         let Some((score, pair)) = pair_of(query, prefill, decode, left, right) else {
