@@ -58,7 +58,13 @@ impl Control {
     pub fn headers(&mut self, end: bool) -> Action {
         if !self.authorised {
             let error = "missing or unknown bearer token".to_owned();
-            reply_json(401, &PushReply { error, ..PushReply::default() });
+            reply_json(
+                401,
+                &PushReply {
+                    error,
+                    ..PushReply::default()
+                },
+            );
             return Action::Pause;
         }
         match self.command {
@@ -77,7 +83,13 @@ impl Control {
         if self.authorised && pushes {
             if size > topology::MAX_MESSAGE {
                 let error = format!("the message is larger than {} bytes", topology::MAX_MESSAGE);
-                reply_json(413, &PushReply { error, ..PushReply::default() });
+                reply_json(
+                    413,
+                    &PushReply {
+                        error,
+                        ..PushReply::default()
+                    },
+                );
                 self.command = Command::Unknown;
             } else if end {
                 self.accept(&stream::read(BufferType::HttpRequestBody, 0, size));
@@ -105,7 +117,10 @@ impl Control {
     fn ledgers(&self) {
         vm::with(|vm| {
             vm.worker.fleet.refresh(&SharedData);
-            reply_json(200, &vm.worker.ledger.ledgers(&SharedData, &mut vm.worker.fleet));
+            reply_json(
+                200,
+                &vm.worker.ledger.ledgers(&SharedData, &mut vm.worker.fleet),
+            );
         });
     }
 
@@ -146,10 +161,21 @@ fn not_found() {
         names::PATH_LEDGERS,
         names::PATH_STATUS
     );
-    reply_json(404, &PushReply { error, ..PushReply::default() });
+    reply_json(
+        404,
+        &PushReply {
+            error,
+            ..PushReply::default()
+        },
+    );
 }
 
 fn reply_json(status: u16, value: &impl serde::Serialize) {
     let body = serde_json::to_vec(value).unwrap_or_default();
-    raw::send_local_response(status, "pd_control", &[("content-type", "application/json")], &body);
+    raw::send_local_response(
+        status,
+        "pd_control",
+        &[("content-type", "application/json")],
+        &body,
+    );
 }

@@ -47,9 +47,13 @@ impl Vm {
     }
 
     fn step(&mut self, id: FlowId, event: Event<'_>, place: Place, outcome: &mut Outcome) {
-        let Some(entry) = self.flows.get_mut(id) else { return };
+        let Some(entry) = self.flows.get_mut(id) else {
+            return;
+        };
         let settings = Rc::clone(&entry.settings);
-        let effects = entry.flow.on(event, &mut Self::scene(&mut self.worker, &settings));
+        let effects = entry
+            .flow
+            .on(event, &mut Self::scene(&mut self.worker, &settings));
         for effect in effects {
             self.perform(id, effect, place, outcome);
         }
@@ -136,7 +140,9 @@ impl Vm {
             self.dispatch(id, &call, root, outcome);
             return;
         }
-        let Some(entry) = self.flows.get_mut(id) else { return };
+        let Some(entry) = self.flows.get_mut(id) else {
+            return;
+        };
         entry.outbox = Some(call);
         let queue = entry.settings.queue;
         if let Err(status) = hostcalls::enqueue_shared_queue(queue, Some(&id.0.to_le_bytes())) {
@@ -161,7 +167,11 @@ impl Vm {
             (":authority", call.address.as_str()),
             (names::HEADER_TARGET, call.address.as_str()),
         ];
-        headers.extend(call.headers.iter().map(|(name, value)| (*name, value.as_str())));
+        headers.extend(
+            call.headers
+                .iter()
+                .map(|(name, value)| (*name, value.as_str())),
+        );
         let timeout = Duration::from_millis(call.timeout_ms);
         let sent = hostcalls::set_effective_context(root).and_then(|()| {
             hostcalls::dispatch_http_call(
@@ -220,7 +230,12 @@ impl Vm {
 /// Answers the stream in effect.
 pub fn answer(reply: &Reply) {
     let mut headers = vec![("content-type", "application/json")];
-    headers.extend(reply.headers.iter().map(|(name, value)| (*name, value.as_str())));
+    headers.extend(
+        reply
+            .headers
+            .iter()
+            .map(|(name, value)| (*name, value.as_str())),
+    );
     raw::send_local_response(reply.status, "pd_router", &headers, &reply.body);
 }
 

@@ -105,7 +105,9 @@ impl Registry {
 
     /// After an event: forgets an ended flow, else sees to its deadline.
     pub fn settle(&mut self, id: FlowId) {
-        let Some(entry) = self.flows.get_mut(&id) else { return };
+        let Some(entry) = self.flows.get_mut(&id) else {
+            return;
+        };
         if entry.flow.is_ended() {
             if let Some(token) = entry.call {
                 self.calls.remove(&token);
@@ -129,7 +131,9 @@ impl Registry {
                 return None;
             }
             let Reverse((at, id)) = self.due.pop()?;
-            let Some(entry) = self.flows.get_mut(&id) else { continue };
+            let Some(entry) = self.flows.get_mut(&id) else {
+                continue;
+            };
             if entry.armed != Some(at) {
                 continue;
             }

@@ -56,7 +56,11 @@ impl Root {
         let queue = hostcalls::register_shared_queue(&name)
             .map_err(|status| log::error!("the host refused a queue: {status:?}"))
             .ok()?;
-        Some(Settings { root: self.id, config, queue })
+        Some(Settings {
+            root: self.id,
+            config,
+            queue,
+        })
     }
 }
 
@@ -82,7 +86,9 @@ impl RootContext for Root {
     }
 
     fn on_tick(&mut self) {
-        let Some(settings) = self.settings.clone() else { return };
+        let Some(settings) = self.settings.clone() else {
+            return;
+        };
         vm::with(|vm| vm.tick(&settings));
     }
 
@@ -107,10 +113,17 @@ impl RootContext for Root {
 
 impl Context for Root {
     fn on_http_call_response(&mut self, token: u32, headers: usize, body_size: usize, _: usize) {
-        let status = if headers == 0 { None } else { stream::call_status() };
+        let status = if headers == 0 {
+            None
+        } else {
+            stream::call_status()
+        };
         let body = stream::read(BufferType::HttpCallResponseBody, 0, body_size);
         let event = match status {
-            Some(status) => Event::CallReply { status, body: &body },
+            Some(status) => Event::CallReply {
+                status,
+                body: &body,
+            },
             None => Event::CallFailed,
         };
         vm::with(|vm| {
@@ -153,7 +166,10 @@ impl Vm {
     /// Gives back charges that outlived their time to live.
     fn sweep(&mut self, now_ms: u64) {
         for expired in self.worker.ledger.expire(&SharedData, now_ms) {
-            log::warn!("a charge was held for {} ms and is given back by force", expired.age_ms);
+            log::warn!(
+                "a charge was held for {} ms and is given back by force",
+                expired.age_ms
+            );
             self.meters.count(pd_core::meters::Count::new(
                 pd_core::meters::Meter::ChargeExpired,
                 None,

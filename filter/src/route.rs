@@ -49,7 +49,9 @@ impl Route {
     fn start(&mut self, head: Head, headers: &[(String, Vec<u8>)], end: bool) -> Result<(), Fault> {
         let encoding = headers.iter().find(|(name, _)| name == "content-encoding");
         if let Some((_, encoding)) = encoding.filter(|(_, value)| value != b"identity") {
-            return Err(Fault::Encoding(String::from_utf8_lossy(encoding).chars().take(32).collect()));
+            return Err(Fault::Encoding(
+                String::from_utf8_lossy(encoding).chars().take(32).collect(),
+            ));
         }
         if end {
             return Err(Fault::NoBody);
@@ -57,7 +59,9 @@ impl Route {
         self.flow = Some(vm::with(|vm| {
             let probe = !vm.bodies_seen;
             let flow = Flow::new(head, probe, &mut Vm::scene(&mut vm.worker, &self.settings));
-            let id = vm.flows.insert(flow, Some(self.id), Rc::clone(&self.settings));
+            let id = vm
+                .flows
+                .insert(flow, Some(self.id), Rc::clone(&self.settings));
             vm.flows.settle(id);
             id
         }));
@@ -67,7 +71,9 @@ impl Route {
     /// The request body is complete.
     fn body_complete(&mut self, size: usize) -> Action {
         self.body_done = true;
-        let Some(id) = self.flow else { return Action::Continue };
+        let Some(id) = self.flow else {
+            return Action::Continue;
+        };
         let body = stream::read(BufferType::HttpRequestBody, 0, size);
         let outcome = vm::with(|vm| {
             if let Some(entry) = vm.flows.get_mut(id) {
@@ -75,16 +81,30 @@ impl Route {
             }
             vm.handle(id, Event::Body(&body), Place::Request)
         });
-        if outcome.sent { Action::Continue } else { Action::Pause }
+        if outcome.sent {
+            Action::Continue
+        } else {
+            Action::Pause
+        }
     }
 
     /// Hands in an event of the response.
     fn respond(&mut self, event: Event<'_>) -> Action {
-        let Some(id) = self.flow else { return Action::Continue };
-        let Outcome { hold, replied, rewrite, .. } =
-            vm::with(|vm| vm.handle(id, event, Place::Response));
+        let Some(id) = self.flow else {
+            return Action::Continue;
+        };
+        let Outcome {
+            hold,
+            replied,
+            rewrite,
+            ..
+        } = vm::with(|vm| vm.handle(id, event, Place::Response));
         self.rewrite = rewrite.or(self.rewrite.take());
-        if hold || replied { Action::Pause } else { Action::Continue }
+        if hold || replied {
+            Action::Pause
+        } else {
+            Action::Continue
+        }
     }
 
     /// Requests that the filter answers from what it knows.
@@ -109,23 +129,31 @@ impl HttpContext for Route {
         let headers = stream::request_headers();
         let value = |wanted: &str| {
             let found = headers.iter().find(|(name, _)| name == wanted);
-            found.and_then(|(_, value)| std::str::from_utf8(value).ok()).unwrap_or_default()
+            found
+                .and_then(|(_, value)| std::str::from_utf8(value).ok())
+                .unwrap_or_default()
         };
         let (method, path) = (value(":method"), value(":path"));
         #[cfg(feature = "test-trap")]
         if value("x-pd-test-trap") == "1" {
             core::arch::wasm32::unreachable();
         }
-        if let Some(control) = Control::claim(method, path, value("authorization"), &self.settings) {
+        if let Some(control) = Control::claim(method, path, value("authorization"), &self.settings)
+        {
             self.control = Some(control);
-            return self.control.as_mut().map_or(Action::Pause, |control| control.headers(end));
+            return self
+                .control
+                .as_mut()
+                .map_or(Action::Pause, |control| control.headers(end));
         }
         let route = flow::route(method, path);
         let flow::Route::Inference(endpoint) = route else {
             self.answer_locally(route);
             return Action::Pause;
         };
-        let pairs = headers.iter().map(|(name, value)| (name.as_str(), value.as_slice()));
+        let pairs = headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_slice()));
         let head = Head::read(path, endpoint, pairs);
         if let Err(fault) = self.start(head, &headers, end) {
             answer(&fault.reply(None));
@@ -145,7 +173,11 @@ impl HttpContext for Route {
                 }
             });
         }
-        if end { self.body_complete(size) } else { Action::Pause }
+        if end {
+            self.body_complete(size)
+        } else {
+            Action::Pause
+        }
     }
 
     fn on_http_request_trailers(&mut self, _: usize) -> Action {
@@ -153,9 +185,9 @@ impl HttpContext for Route {
             return Action::Continue;
         }
         // The body ended without saying so.
-        let size = self.flow.and_then(|id| {
-            vm::with(|vm| vm.flows.get_mut(id).map(|entry| entry.body_len))
-        });
+        let size = self
+            .flow
+            .and_then(|id| vm::with(|vm| vm.flows.get_mut(id).map(|entry| entry.body_len)));
         self.body_complete(size.unwrap_or(0))
     }
 
@@ -185,9 +217,13 @@ impl HttpContext for Route {
             crate::host::raw::set_buffer(BufferType::HttpResponseBody, 0, size, &body);
             return Action::Continue;
         }
-        let Some(id) = self.flow else { return Action::Continue };
+        let Some(id) = self.flow else {
+            return Action::Continue;
+        };
         let reads = vm::with(|vm| {
-            vm.flows.get_mut(id).is_some_and(|entry| entry.flow.reads_response())
+            vm.flows
+                .get_mut(id)
+                .is_some_and(|entry| entry.flow.reads_response())
         });
         // Held bytes stay in the host's buffer, in front of the new ones.
         let fresh = size.saturating_sub(self.response_seen);
@@ -202,7 +238,10 @@ impl HttpContext for Route {
     }
 
     fn on_http_response_trailers(&mut self, _: usize) -> Action {
-        self.respond(Event::ResponseChunk { bytes: &[], end: true })
+        self.respond(Event::ResponseChunk {
+            bytes: &[],
+            end: true,
+        })
     }
 
     fn on_log(&mut self) {
@@ -216,7 +255,9 @@ impl Context for Route {}
 impl Vm {
     /// The stream is over: what is left of its request goes on without it.
     fn client_left(&mut self, id: FlowId) {
-        let Some(entry) = self.flows.get_mut(id) else { return };
+        let Some(entry) = self.flows.get_mut(id) else {
+            return;
+        };
         entry.context = None;
         let unsent = entry.outbox.take().is_some();
         self.handle(id, Event::Gone, Place::Response);

@@ -39,7 +39,10 @@ impl Vm {
         let mut seed = [0; 32];
         if getrandom::fill(&mut seed).is_err() {
             // Ids only have to differ between VMs; the clock does for a host without randomness.
-            for (place, byte) in seed.iter_mut().zip(crate::host::clock::now_ms().to_le_bytes()) {
+            for (place, byte) in seed
+                .iter_mut()
+                .zip(crate::host::clock::now_ms().to_le_bytes())
+            {
                 *place = byte;
             }
         }

@@ -13,7 +13,9 @@ impl Ids {
     /// From 32 random bytes; VMs with different seeds never share ids.
     #[must_use]
     pub fn new(seed: [u8; 32]) -> Self {
-        Self { random: Xoshiro256PlusPlus::from_seed(seed) }
+        Self {
+            random: Xoshiro256PlusPlus::from_seed(seed),
+        }
     }
 
     /// The next word.
@@ -25,7 +27,9 @@ impl Ids {
     pub fn request_id(&mut self) -> String {
         let mut bytes = [0; 16];
         self.random.fill_bytes(&mut bytes);
-        uuid::Builder::from_random_bytes(bytes).into_uuid().to_string()
+        uuid::Builder::from_random_bytes(bytes)
+            .into_uuid()
+            .to_string()
     }
 }
 

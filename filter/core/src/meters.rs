@@ -77,7 +77,11 @@ impl Count {
     /// An increment without further labels.
     #[must_use]
     pub fn new(meter: Meter, model: Option<Rc<str>>) -> Self {
-        Self { meter, model, labels: [None, None] }
+        Self {
+            meter,
+            model,
+            labels: [None, None],
+        }
     }
 
     /// With a word label.

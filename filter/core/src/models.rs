@@ -23,7 +23,11 @@ pub fn one(fleet: &FleetCache, id: &str) -> Reply {
 /// `GET /readyz`: 200 once a snapshot is held.
 #[must_use]
 pub fn readiness(fleet: &FleetCache) -> Reply {
-    if fleet.ready() { ok(&json!({ "ready": true })) } else { Fault::NoSnapshot.reply(None) }
+    if fleet.ready() {
+        ok(&json!({ "ready": true }))
+    } else {
+        Fault::NoSnapshot.reply(None)
+    }
 }
 
 fn model(name: &str) -> Value {
@@ -32,5 +36,9 @@ fn model(name: &str) -> Value {
 }
 
 fn ok(value: &Value) -> Reply {
-    Reply { status: 200, headers: Vec::new(), body: value.to_string().into_bytes() }
+    Reply {
+        status: 200,
+        headers: Vec::new(),
+        body: value.to_string().into_bytes(),
+    }
 }

@@ -125,7 +125,14 @@ pub enum Fault {
 
 impl Fault {
     /// Status, marker header, code and param of the fault.
-    fn shape(&self) -> (u16, Option<&'static str>, Option<&'static str>, Option<&str>) {
+    fn shape(
+        &self,
+    ) -> (
+        u16,
+        Option<&'static str>,
+        Option<&'static str>,
+        Option<&str>,
+    ) {
         use names::*;
         match self {
             Self::Body(fault) => (400, Some(HEADER_ERROR_BODY), None, fault.param()),
@@ -141,7 +148,12 @@ impl Fault {
                 let marker = Some(HEADER_ERROR_ROUTING);
                 (503, marker, Some("service_unavailable"), None)
             }
-            Self::Capacity(_) => (429, Some(HEADER_ERROR_ROUTING), Some("rate_limit_exceeded"), None),
+            Self::Capacity(_) => (
+                429,
+                Some(HEADER_ERROR_ROUTING),
+                Some("rate_limit_exceeded"),
+                None,
+            ),
             Self::Strategy(_) => (400, Some(HEADER_ERROR_ROUTING), None, Some(HEADER_STRATEGY)),
             Self::Prefill { failure, .. } => {
                 let status = match failure {
@@ -150,7 +162,12 @@ impl Fault {
                     PrefillFailure::Status(status @ 400..=599) => *status,
                     PrefillFailure::Status(_) | PrefillFailure::BadResponse => 502,
                 };
-                (status, Some(HEADER_ERROR_PREFILL), Some("prefill_failed"), None)
+                (
+                    status,
+                    Some(HEADER_ERROR_PREFILL),
+                    Some("prefill_failed"),
+                    None,
+                )
             }
             Self::DecodeUnreachable(_) => {
                 (503, Some(HEADER_ERROR_DECODE), Some("decode_failed"), None)
@@ -174,7 +191,11 @@ impl Fault {
     pub fn reply(&self, request_id: Option<&str>) -> Reply {
         let (status, marker, code, param) = self.shape();
         let body = error_body(status, &self.to_string(), code, param);
-        let mut reply = Reply { status, headers: Vec::new(), body };
+        let mut reply = Reply {
+            status,
+            headers: Vec::new(),
+            body,
+        };
         if let Some(marker) = marker {
             let value = match self {
                 Self::Model(name) => header_text(name),
@@ -186,7 +207,9 @@ impl Fault {
             reply.headers.push(("retry-after", "1".to_owned()));
         }
         if let Some(id) = request_id {
-            reply.headers.push((names::HEADER_GATEWAY_REQUEST_ID, id.to_owned()));
+            reply
+                .headers
+                .push((names::HEADER_GATEWAY_REQUEST_ID, id.to_owned()));
         }
         reply
     }
@@ -255,7 +278,11 @@ mod tests {
         };
         let reply = fault.reply(Some("id"));
         assert_eq!(reply.status, 504);
-        assert!(reply.headers.contains(&(names::HEADER_ERROR_PREFILL, "true".to_owned())));
+        assert!(
+            reply
+                .headers
+                .contains(&(names::HEADER_ERROR_PREFILL, "true".to_owned()))
+        );
         let body: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
         assert_eq!(body["error"]["type"], "api_error");
         assert_eq!(

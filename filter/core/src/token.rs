@@ -9,19 +9,29 @@ pub fn accepted(authorization: &str, hashes: &[String]) -> bool {
     if hashes.is_empty() {
         return true;
     }
-    let Some((scheme, token)) = authorization.split_once(' ') else { return false };
+    let Some((scheme, token)) = authorization.split_once(' ') else {
+        return false;
+    };
     if !scheme.eq_ignore_ascii_case("bearer") {
         return false;
     }
-    let digest: String =
-        Sha256::digest(token.trim()).iter().map(|byte| format!("{byte:02x}")).collect();
-    hashes.iter().fold(false, |found, hash| found | same(hash.as_bytes(), digest.as_bytes()))
+    let digest: String = Sha256::digest(token.trim())
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    hashes.iter().fold(false, |found, hash| {
+        found | same(hash.as_bytes(), digest.as_bytes())
+    })
 }
 
 /// Compares without stopping at the first difference.
 fn same(one: &[u8], two: &[u8]) -> bool {
     one.len() == two.len()
-        && one.iter().zip(two).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
+        && one
+            .iter()
+            .zip(two)
+            .fold(0, |differs, (a, b)| differs | (a ^ b))
+            == 0
 }
 
 #[cfg(test)]

@@ -44,7 +44,10 @@ impl Worker {
     /// flight at a time, and three in any case, so that retries never become the load.
     #[must_use]
     pub fn retry_allowed(&self, percent: u64) -> bool {
-        let share = u64::try_from(self.in_flight).unwrap_or(u64::MAX).saturating_mul(percent) / 100;
+        let share = u64::try_from(self.in_flight)
+            .unwrap_or(u64::MAX)
+            .saturating_mul(percent)
+            / 100;
         u64::try_from(self.retrying).unwrap_or(u64::MAX) < share.max(3)
     }
 }

@@ -17,7 +17,10 @@ pub struct SharedData;
 impl SharedStore for SharedData {
     fn get(&self, key: &str) -> Option<Stored> {
         match hostcalls::get_shared_data(key) {
-            Ok((Some(bytes), Some(cas))) => Some(Stored { bytes, cas: Cas(cas) }),
+            Ok((Some(bytes), Some(cas))) => Some(Stored {
+                bytes,
+                cas: Cas(cas),
+            }),
             _ => None,
         }
     }

@@ -32,7 +32,9 @@ pub fn response_header(name: &str) -> Option<String> {
 /// Status of the answer to a call; `None` when there is none.
 pub fn call_status() -> Option<u16> {
     let map = MapType::HttpCallResponseHeaders;
-    text(hostcalls::get_map_value_bytes(map, ":status").ok()??)?.parse().ok()
+    text(hostcalls::get_map_value_bytes(map, ":status").ok()??)?
+        .parse()
+        .ok()
 }
 
 /// `size` bytes of a buffer from `start`; empty when there are none.
@@ -40,7 +42,10 @@ pub fn read(buffer: BufferType, start: usize, size: usize) -> Vec<u8> {
     if size == 0 {
         return Vec::new();
     }
-    hostcalls::get_buffer(buffer, start, size).ok().flatten().unwrap_or_default()
+    hostcalls::get_buffer(buffer, start, size)
+        .ok()
+        .flatten()
+        .unwrap_or_default()
 }
 
 /// A textual property of the stream.

@@ -95,26 +95,29 @@ impl Flow {
         let fleet = &plan.fleet;
         let now_ms = scene.now_ms;
         let mut loads: Vec<Amounts> = Vec::new();
-        let charged = scene.worker.ledger.charge(scene.store, fleet.slot, now_ms, |totals| {
-            totals.aligned_into(&fleet.pods, &mut loads);
-            let decision = select(&Query {
-                fleet,
-                loads: &loads,
-                settings: &settings,
-                profile: plan.pod_profile.as_deref(),
-                now_ms,
-                prompt_tokens: plan.prompt_tokens,
-                text_bytes: plan.text_bytes,
-                match_percent: &plan.match_percent,
-                allowed: &|_| true,
-                excluded_rolesets: &excluded,
-                blocked_pairs: &[],
-                tie,
-                shape: plan.shape(),
-            })?;
-            let pick = plan.pick(&decision)?;
-            Ok((pick, decision))
-        });
+        let charged = scene
+            .worker
+            .ledger
+            .charge(scene.store, fleet.slot, now_ms, |totals| {
+                totals.aligned_into(&fleet.pods, &mut loads);
+                let decision = select(&Query {
+                    fleet,
+                    loads: &loads,
+                    settings: &settings,
+                    profile: plan.pod_profile.as_deref(),
+                    now_ms,
+                    prompt_tokens: plan.prompt_tokens,
+                    text_bytes: plan.text_bytes,
+                    match_percent: &plan.match_percent,
+                    allowed: &|_| true,
+                    excluded_rolesets: &excluded,
+                    blocked_pairs: &[],
+                    tie,
+                    shape: plan.shape(),
+                })?;
+                let pick = plan.pick(&decision)?;
+                Ok((pick, decision))
+            });
         let charged = charged.map_err(|refusal: Refusal| plan.fault(&refusal, attempt))?;
         let (prefill, decode) = pods(&charged.decision.target);
         let explained = self.head.explain && knobs.allow_explain;
@@ -130,7 +133,10 @@ impl Flow {
     }
 
     /// Sends the prefill leg of a chosen pair.
-    #[expect(clippy::too_many_arguments, reason = "the parts of one arrival, used up here")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of one arrival, used up here"
+    )]
     fn send_prefill(
         &self,
         body: &[u8],
@@ -145,7 +151,13 @@ impl Flow {
         let leg = choice.prefill_pod().map(|pod| {
             let connector = connector(pod, knobs);
             let edits = vllm::prefill_edits(self.head.endpoint, scan, connector);
-            edits.map(|edits| (pod.address.clone(), connector, patch::build(body, scan, &edits)))
+            edits.map(|edits| {
+                (
+                    pod.address.clone(),
+                    connector,
+                    patch::build(body, scan, &edits),
+                )
+            })
         });
         let (address, connector, body_out) = match leg {
             Some(Ok(leg)) => leg,
@@ -160,7 +172,10 @@ impl Flow {
         };
         if attempt.failure.is_some() {
             scene.worker.retrying = scene.worker.retrying.saturating_add(1);
-            effects.push(Effect::Count(Count::new(Meter::PrefillRetry, self.model.clone())));
+            effects.push(Effect::Count(Count::new(
+                Meter::PrefillRetry,
+                self.model.clone(),
+            )));
         }
         let per_kilo = knobs.prefill_timeout_per_kilo_token_ms;
         let growth = per_kilo.saturating_mul(plan.prompt_tokens) / 1000;
@@ -232,7 +247,9 @@ impl Plan {
         if hints.is_auto() {
             hints.max_tokens = max_tokens(body, scan);
         }
-        let config = fleet.config.and_then(|index| fleet.configs.get(usize::try_from(index).ok()?));
+        let config = fleet
+            .config
+            .and_then(|index| fleet.configs.get(usize::try_from(index).ok()?));
         let resolved = resolve(scene.config, config, hints, !fleet.rolesets.is_empty())
             .map_err(|error| Fault::Strategy(error.to_string()))?;
         if let Some(policy) = &resolved.knobs.invalid_decode_policy {
@@ -266,7 +283,13 @@ impl Plan {
         let policy = self.knobs.prefill_score_policy;
         self.shape() == Shape::Pair
             && matches!(policy, PrefixCache | HybridCacheLoad | Conductor)
-            && self.fleet.rolesets.iter().map(|set| set.prefill.len()).sum::<usize>() > 1
+            && self
+                .fleet
+                .rolesets
+                .iter()
+                .map(|set| set.prefill.len())
+                .sum::<usize>()
+                > 1
     }
 
     fn look_up_prefix(&mut self, body: &[u8], scan: &Scan, scene: &Scene<'_>) {
@@ -317,22 +340,31 @@ impl Plan {
         };
         let tokens = knobs.token_load_request_cost.saturating_add(new_tokens);
         Ok(Pick {
-            prefill: prefill.and_then(key).map(|pod| PrefillCharge { pod, tokens }),
-            decode: key(decode).map(|pod| DecodeCharge { pod, tokens: self.charged_tokens }),
+            prefill: prefill
+                .and_then(key)
+                .map(|pod| PrefillCharge { pod, tokens }),
+            decode: key(decode).map(|pod| DecodeCharge {
+                pod,
+                tokens: self.charged_tokens,
+            }),
             ttl_ms: knobs.token_load_ttl_ms,
         })
     }
 
     fn no_pod(&self, detail: String) -> Fault {
-        Fault::NoPod { model: self.fleet.name.to_string(), detail }
+        Fault::NoPod {
+            model: self.fleet.name.to_string(),
+            detail,
+        }
     }
 
     /// The client's view of a refusal: the failed prefill leg when there was one.
     fn fault(&self, refusal: &Refusal, attempt: &Attempt) -> Fault {
         match &attempt.failure {
-            Some((failure, detail)) => {
-                Fault::Prefill { failure: *failure, detail: detail.clone() }
-            }
+            Some((failure, detail)) => Fault::Prefill {
+                failure: *failure,
+                detail: detail.clone(),
+            },
             None if refusal.at_capacity() => Fault::Capacity(self.fleet.name.to_string()),
             None => self.no_pod(refusal.to_string()),
         }
@@ -341,14 +373,23 @@ impl Plan {
 
 /// Tokens the request allows to generate, if it says so.
 fn max_tokens(body: &[u8], scan: &Scan) -> Option<u64> {
-    [Member::MaxTokens, Member::MaxCompletionTokens].into_iter().find_map(|member| {
-        std::str::from_utf8(scan.value(body, member)?).ok()?.trim().parse().ok()
-    })
+    [Member::MaxTokens, Member::MaxCompletionTokens]
+        .into_iter()
+        .find_map(|member| {
+            std::str::from_utf8(scan.value(body, member)?)
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        })
 }
 
 /// The prefix index the knobs describe.
 pub(super) fn index(knobs: &Knobs) -> PrefixIndex {
-    PrefixIndex::new(knobs.prefix_cache_block_number, knobs.prefix_cache_eviction_duration_ms)
+    PrefixIndex::new(
+        knobs.prefix_cache_block_number,
+        knobs.prefix_cache_eviction_duration_ms,
+    )
 }
 
 /// Rolesets a retry may not use: those tried, or all of them when no further try is allowed.
@@ -360,7 +401,9 @@ fn excluded(attempt: &Attempt, fleet: &ModelFleet, knobs: &Knobs, scene: &Scene<
     let allowed =
         tries <= knobs.prefill_retries && scene.worker.retry_allowed(knobs.retry_budget_percent);
     let was_tried = |position: &u16| {
-        fleet.pod(*position).is_some_and(|pod| attempt.tried.contains(&pod.key))
+        fleet
+            .pod(*position)
+            .is_some_and(|pod| attempt.tried.contains(&pod.key))
     };
     (0u16..)
         .zip(fleet.rolesets.iter())

@@ -51,10 +51,16 @@ impl Flow {
         effects: &mut Vec<Effect>,
     ) -> State {
         match event {
-            Event::ResponseHeaders { proxy_details: Some(details), .. } => {
-                self.decode_unreachable(&leg, details, scene, effects)
-            }
-            Event::ResponseHeaders { status, event_stream, end, .. } => {
+            Event::ResponseHeaders {
+                proxy_details: Some(details),
+                ..
+            } => self.decode_unreachable(&leg, details, scene, effects),
+            Event::ResponseHeaders {
+                status,
+                event_stream,
+                end,
+                ..
+            } => {
                 leg.status = Some(status);
                 leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
                 effects.push(Effect::Dress(self.response_headers(&leg.choice)));
@@ -75,7 +81,11 @@ impl Flow {
                     Some(Verdict::Preamble) if !end => effects.push(Effect::Hold),
                     _ => leg.opening = None,
                 }
-                if end { self.answered(&leg, scene, effects) } else { State::Decoding(leg) }
+                if end {
+                    self.answered(&leg, scene, effects)
+                } else {
+                    State::Decoding(leg)
+                }
             }
             Event::Due if scene.now_ms >= leg.deadline => self.silent(&leg, scene, effects),
             Event::Gone => {
@@ -87,15 +97,14 @@ impl Flow {
     }
 
     /// The engine's answer is complete.
-    fn answered(
-        &self,
-        leg: &Decoding,
-        scene: &mut Scene<'_>,
-        effects: &mut Vec<Effect>,
-    ) -> State {
+    fn answered(&self, leg: &Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
         Self::release(&leg.choice, scene);
         let status = leg.status.unwrap_or(200);
-        let label = if status < 400 { "gateway_request_success" } else { "engine_error" };
+        let label = if status < 400 {
+            "gateway_request_success"
+        } else {
+            "engine_error"
+        };
         self.ended(label, status, scene, effects)
     }
 
@@ -109,7 +118,11 @@ impl Flow {
     ) -> State {
         Self::release(&leg.choice, scene);
         // What follows the first brace is the transport's own text, of any length.
-        let cause = details.split('{').next().unwrap_or_default().trim_end_matches('_');
+        let cause = details
+            .split('{')
+            .next()
+            .unwrap_or_default()
+            .trim_end_matches('_');
         let reply = Fault::DecodeUnreachable(cause.to_owned()).reply(Some(&self.request_id));
         let status = reply.status;
         effects.push(Effect::Rewrite(reply));
@@ -124,7 +137,10 @@ impl Flow {
         effects: &mut Vec<Effect>,
     ) -> State {
         Self::release(&leg.choice, scene);
-        effects.push(Effect::Count(Count::new(Meter::PairFailure, self.model.clone())));
+        effects.push(Effect::Count(Count::new(
+            Meter::PairFailure,
+            self.model.clone(),
+        )));
         self.fail(&Fault::DecodeHandOver, scene, effects)
     }
 
@@ -132,7 +148,11 @@ impl Flow {
     fn silent(&self, leg: &Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
         Self::release(&leg.choice, scene);
         let started = leg.status.is_some() && leg.opening.is_none();
-        let phase = if started { "stream_idle" } else { "first_response" };
+        let phase = if started {
+            "stream_idle"
+        } else {
+            "first_response"
+        };
         effects.push(Effect::Count(
             Count::new(Meter::Watchdog, self.model.clone()).word("phase", phase),
         ));
@@ -141,7 +161,10 @@ impl Flow {
             return self.ended("pd_decode_watchdog", 504, scene, effects);
         }
         let fault = Fault::DecodeTimeout {
-            pod: leg.choice.decode_pod().map_or_else(String::new, |pod| pod.name.clone()),
+            pod: leg
+                .choice
+                .decode_pod()
+                .map_or_else(String::new, |pod| pod.name.clone()),
             what: "start responding",
             seconds: leg.idle_ms / 1000,
         };

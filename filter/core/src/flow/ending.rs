@@ -45,8 +45,14 @@ impl Flow {
         effects: &mut Vec<Effect>,
     ) -> State {
         scene.worker.in_flight = scene.worker.in_flight.saturating_sub(1);
-        let meter = if status < 400 { Meter::RequestSuccess } else { Meter::RequestFail };
-        let count = Count::new(meter, self.model.clone()).word("status", label).code(status);
+        let meter = if status < 400 {
+            Meter::RequestSuccess
+        } else {
+            Meter::RequestFail
+        };
+        let count = Count::new(meter, self.model.clone())
+            .word("status", label)
+            .code(status);
         effects.push(Effect::Count(count));
         State::Ended
     }

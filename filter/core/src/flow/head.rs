@@ -95,7 +95,9 @@ impl Head {
             forwarded: Vec::new(),
         };
         for (name, value) in headers {
-            let Ok(value) = std::str::from_utf8(value) else { continue };
+            let Ok(value) = std::str::from_utf8(value) else {
+                continue;
+            };
             match name {
                 names::HEADER_STRATEGY => head.strategy = non_empty(value),
                 names::HEADER_PROFILE => head.profile = non_empty(value),
@@ -126,7 +128,10 @@ mod tests {
     fn a_query_string_does_not_change_the_route() {
         let chat = Route::Inference(Endpoint::Chat);
         assert_eq!(route("POST", "/v1/chat/completions?a=/b"), chat);
-        assert_eq!(route("GET", "/v1/models/org/name"), Route::Model("org/name"));
+        assert_eq!(
+            route("GET", "/v1/models/org/name"),
+            Route::Model("org/name")
+        );
         assert_eq!(route("GET", "/v1/models/"), Route::Unknown);
         assert_eq!(route("GET", "/v1/chat/completions"), Route::Unknown);
         assert_eq!(route("PUT", "/v1/models"), Route::Unknown);

@@ -111,7 +111,9 @@ impl Flow {
             }
             (State::Receiving { .. }, Event::Due) => {
                 effects.push(Effect::ProbeBody);
-                State::Receiving { probe_at: Some(scene.now_ms.saturating_add(POLL_MS)) }
+                State::Receiving {
+                    probe_at: Some(scene.now_ms.saturating_add(POLL_MS)),
+                }
             }
             (State::Receiving { .. }, Event::Probed { hidden_body: true }) => {
                 effects.push(Effect::Warn(Fault::Misconfigured.to_string()));
@@ -145,6 +147,10 @@ struct Attempt {
 
 impl Attempt {
     fn first(since: u64) -> Self {
-        Self { since, tried: Vec::new(), failure: None }
+        Self {
+            since,
+            tried: Vec::new(),
+            failure: None,
+        }
     }
 }

@@ -21,10 +21,8 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        let state = match event {
-            Event::CallReply { status: 200, body } => {
-                return self.prefilled(leg, body, scene, effects);
-            }
+        match event {
+            Event::CallReply { status: 200, body } => self.prefilled(leg, body, scene, effects),
             Event::CallReply { status, body } => {
                 self.prefill_failed(leg, PrefillFailure::Status(status), body, scene, effects)
             }
@@ -33,9 +31,8 @@ impl Flow {
             }
             Event::Due if scene.now_ms >= leg.deadline => self.prefill_late(leg, scene, effects),
             Event::Gone => self.abandoned(leg, scene, effects),
-            _ => return State::Prefilling(leg),
-        };
-        state
+            _ => State::Prefilling(leg),
+        }
     }
 
     /// The prompt is computed: the decode leg may go, with what the engine handed over.
@@ -52,21 +49,38 @@ impl Flow {
                 let mut bytes = leg.lead.clone();
                 bytes.extend_from_slice(&members);
                 bytes.push(b',');
-                (BodyEdit::Prefix { replace: leg.lead.len(), bytes }, true)
+                (
+                    BodyEdit::Prefix {
+                        replace: leg.lead.len(),
+                        bytes,
+                    },
+                    true,
+                )
             }
             HandOver::Unusable(reason) => {
                 effects.push(Effect::Count(
                     Count::new(Meter::HandOverUnusable, self.model.clone())
                         .word("class", reason.label()),
                 ));
-                effects.push(Effect::Warn(format!("the decode pod computes the prompt: {reason}")));
+                effects.push(Effect::Warn(format!(
+                    "the decode pod computes the prompt: {reason}"
+                )));
                 (BodyEdit::Keep, false)
             }
             HandOver::NotAnObject => {
-                return self.prefill_refused(leg, PrefillFailure::BadResponse, body, scene, effects);
+                return self.prefill_refused(
+                    leg,
+                    PrefillFailure::BadResponse,
+                    body,
+                    scene,
+                    effects,
+                );
             }
         };
-        scene.worker.ledger.prefill_done(scene.store, leg.choice.charge);
+        scene
+            .worker
+            .ledger
+            .prefill_done(scene.store, leg.choice.charge);
         if let (Some(chain), Some(pod)) = (&leg.chain, leg.choice.prefill_pod()) {
             let model = model_hash(&leg.choice.fleet.name);
             index(&leg.choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);
@@ -94,7 +108,9 @@ impl Flow {
             tried: leg.attempt.tried.clone(),
             failure: Some((PrefillFailure::Timeout, detail)),
         };
-        attempt.tried.extend(leg.choice.prefill_pod().map(|pod| pod.key));
+        attempt
+            .tried
+            .extend(leg.choice.prefill_pod().map(|pod| pod.key));
         self.count_failure(PrefillFailure::Timeout, effects);
         let orphan = self.orphan(leg, scene);
         match orphan {
@@ -219,7 +235,10 @@ impl Flow {
     ) -> State {
         match event {
             Event::CallReply { status: 200, body } => {
-                scene.worker.ledger.prefill_done(scene.store, leg.choice.charge);
+                scene
+                    .worker
+                    .ledger
+                    .prefill_done(scene.store, leg.choice.charge);
                 if let (HandOver::Members(members), Some(pod)) =
                     (hand_over(&leg, body), leg.choice.decode_pod())
                 {
@@ -284,7 +303,10 @@ impl Flow {
 
 /// What the prefill engine's answer lets the decode leg carry.
 fn hand_over(leg: &Prefilling, body: &[u8]) -> HandOver {
-    let address = leg.choice.prefill_pod().map_or("", |pod| pod.address.as_str());
+    let address = leg
+        .choice
+        .prefill_pod()
+        .map_or("", |pod| pod.address.as_str());
     vllm::hand_over(body, leg.connector, host(address))
 }
 

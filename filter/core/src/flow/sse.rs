@@ -111,8 +111,13 @@ impl Data<'_> {
         match self.kind.as_deref() {
             Some("error" | "response.failed") => return Verdict::Error,
             Some(
-                "message_start" | "content_block_start" | "ping" | "response.created"
-                | "response.in_progress" | "response.queued" | "response.output_item.added"
+                "message_start"
+                | "content_block_start"
+                | "ping"
+                | "response.created"
+                | "response.in_progress"
+                | "response.queued"
+                | "response.output_item.added"
                 | "response.content_part.added",
             ) => return Verdict::Preamble,
             _ => {}
@@ -144,7 +149,8 @@ mod tests {
     use super::*;
 
     const ROLE: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}]}\n\n";
-    const ERROR: &str = "data: {\"error\": {\"message\": \"Internal server error\", \"code\": 500}}\n\n";
+    const ERROR: &str =
+        "data: {\"error\": {\"message\": \"Internal server error\", \"code\": 500}}\n\n";
     const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\" char\"},\"finish_reason\":null}]}\n\n";
 
     fn verdict(text: &str, chunk: usize) -> Verdict {
@@ -163,8 +169,14 @@ mod tests {
         for chunk in 1..200 {
             assert_eq!(verdict(ROLE, chunk), Verdict::Preamble);
             assert_eq!(verdict(&format!("{ROLE}{ERROR}"), chunk), Verdict::Error);
-            assert_eq!(verdict(&format!("{ROLE}{TOKEN}{ERROR}"), chunk), Verdict::Content);
-            assert_eq!(verdict(&format!(": ping\r\n\r\n{TOKEN}"), chunk), Verdict::Content);
+            assert_eq!(
+                verdict(&format!("{ROLE}{TOKEN}{ERROR}"), chunk),
+                Verdict::Content
+            );
+            assert_eq!(
+                verdict(&format!(": ping\r\n\r\n{TOKEN}"), chunk),
+                Verdict::Content
+            );
         }
     }
 

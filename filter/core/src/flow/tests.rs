@@ -8,10 +8,8 @@ use crate::request::Endpoint;
 use crate::testkit::{MemoryStore, model, pod, topology};
 use pd_wire::control::Charged;
 
-const CHAT: &[u8] =
-    br#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":6}"#;
-const STREAM: &[u8] =
-    br#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
+const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":6}"#;
+const STREAM: &[u8] = br#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 const HANDED_OVER: &[u8] = br#"{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"10.0.0.1","remote_port":15601}}"#;
 
 /// A VM with a store, a clock and a snapshot.
@@ -73,13 +71,20 @@ impl Stage {
     }
 
     fn charged(&mut self) -> Charged {
-        self.worker.ledger.ledgers(&self.store, &mut self.worker.fleet).total
+        self.worker
+            .ledger
+            .ledgers(&self.store, &mut self.worker.fleet)
+            .total
     }
 
     fn assert_at_rest(&mut self) {
         assert_eq!(self.charged(), Charged::default());
         assert_eq!(
-            (self.worker.in_flight, self.worker.retrying, self.worker.orphans),
+            (
+                self.worker.in_flight,
+                self.worker.retrying,
+                self.worker.orphans
+            ),
             (0, 0, 0)
         );
     }
@@ -88,14 +93,26 @@ impl Stage {
 fn call(effects: &[Effect]) -> &Call {
     effects
         .iter()
-        .find_map(|effect| if let Effect::Call(call) = effect { Some(call) } else { None })
+        .find_map(|effect| {
+            if let Effect::Call(call) = effect {
+                Some(call)
+            } else {
+                None
+            }
+        })
         .expect("a call")
 }
 
 fn leg(effects: &[Effect]) -> &Leg {
     effects
         .iter()
-        .find_map(|effect| if let Effect::Send(leg) = effect { Some(leg) } else { None })
+        .find_map(|effect| {
+            if let Effect::Send(leg) = effect {
+                Some(leg)
+            } else {
+                None
+            }
+        })
         .expect("a leg")
 }
 
@@ -121,7 +138,12 @@ fn endings(effects: &[Effect]) -> usize {
 }
 
 fn headers(status: u16, event_stream: bool) -> Event<'static> {
-    Event::ResponseHeaders { status, proxy_details: None, event_stream, end: false }
+    Event::ResponseHeaders {
+        status,
+        proxy_details: None,
+        event_stream,
+        end: false,
+    }
 }
 
 fn has(effects: &[Effect], wanted: fn(&Effect) -> bool) -> bool {
@@ -135,16 +157,27 @@ fn a_pair_is_charged_prefilled_handed_over_and_given_back() {
     let effects = stage.on(&mut flow, Event::Body(CHAT));
     let sent = call(&effects);
     assert_eq!(sent.address, "10.0.0.1:8000");
-    assert!(sent.headers.contains(&("authorization", "Bearer t".to_owned())));
+    assert!(
+        sent.headers
+            .contains(&("authorization", "Bearer t".to_owned()))
+    );
     let prefill: serde_json::Value = serde_json::from_slice(&sent.body).unwrap();
     assert_eq!(prefill["kv_transfer_params"]["do_remote_decode"], true);
     let charged = stage.charged();
     assert_eq!((charged.prefill_requests, charged.decode_pending), (1, 1));
 
-    let effects = stage.on(&mut flow, Event::CallReply { status: 200, body: HANDED_OVER });
+    let effects = stage.on(
+        &mut flow,
+        Event::CallReply {
+            status: 200,
+            body: HANDED_OVER,
+        },
+    );
     let decode = leg(&effects);
     assert_eq!(decode.address, "10.0.0.2:8000");
-    let BodyEdit::Prefix { replace: 1, bytes } = &decode.body else { panic!("a prefix edit") };
+    let BodyEdit::Prefix { replace: 1, bytes } = &decode.body else {
+        panic!("a prefix edit")
+    };
     assert!(bytes.starts_with(br#"{"kv_transfer_params":{"do_remote_prefill":true"#));
     assert!(bytes.ends_with(b"},"));
     let charged = stage.charged();
@@ -154,7 +187,13 @@ fn a_pair_is_charged_prefilled_handed_over_and_given_back() {
 
     let effects = stage.on(&mut flow, headers(200, false));
     assert!(has(&effects, |effect| matches!(effect, Effect::Dress(_))));
-    let effects = stage.on(&mut flow, Event::ResponseChunk { bytes: b"{}", end: true });
+    let effects = stage.on(
+        &mut flow,
+        Event::ResponseChunk {
+            bytes: b"{}",
+            end: true,
+        },
+    );
     assert_eq!(endings(&effects), 1);
     assert!(flow.is_ended());
     stage.assert_at_rest();
@@ -169,19 +208,43 @@ fn a_stream_is_held_up_to_its_first_content_and_an_error_there_is_a_502() {
         let mut stage = Stage::new(1, "");
         let mut flow = stage.flow();
         stage.on(&mut flow, Event::Body(STREAM));
-        stage.on(&mut flow, Event::CallReply { status: 200, body: HANDED_OVER });
+        stage.on(
+            &mut flow,
+            Event::CallReply {
+                status: 200,
+                body: HANDED_OVER,
+            },
+        );
         let effects = stage.on(&mut flow, headers(200, true));
         assert!(has(&effects, |effect| matches!(effect, Effect::Hold)));
-        let effects = stage.on(&mut flow, Event::ResponseChunk { bytes: role, end: false });
+        let effects = stage.on(
+            &mut flow,
+            Event::ResponseChunk {
+                bytes: role,
+                end: false,
+            },
+        );
         assert!(has(&effects, |effect| matches!(effect, Effect::Hold)));
-        let effects = stage.on(&mut flow, Event::ResponseChunk { bytes: second, end: false });
+        let effects = stage.on(
+            &mut flow,
+            Event::ResponseChunk {
+                bytes: second,
+                end: false,
+            },
+        );
         assert!(!has(&effects, |effect| matches!(effect, Effect::Hold)));
         assert_eq!(flow.is_ended(), is_error);
         if is_error {
             assert_eq!(reply(&effects).status, 502);
         } else {
             assert!(!flow.reads_response());
-            stage.on(&mut flow, Event::ResponseChunk { bytes: b"", end: true });
+            stage.on(
+                &mut flow,
+                Event::ResponseChunk {
+                    bytes: b"",
+                    end: true,
+                },
+            );
         }
         stage.assert_at_rest();
     }
@@ -199,11 +262,22 @@ fn a_refused_prefill_is_tried_once_on_another_roleset_with_a_new_id() {
     let effects = stage.on(&mut flow, Event::Body(CHAT));
     assert_ne!(call(&effects).address, first);
     assert_ne!(flow.request_id(), first_id);
-    stage.on(&mut flow, Event::CallReply { status: 503, body: b"busy" });
+    stage.on(
+        &mut flow,
+        Event::CallReply {
+            status: 503,
+            body: b"busy",
+        },
+    );
     let effects = stage.on(&mut flow, Event::Body(CHAT));
     let reply = reply(&effects);
     assert_eq!(reply.status, 503);
-    assert!(reply.headers.iter().any(|(name, _)| *name == "x-error-pd-prefill"));
+    assert!(
+        reply
+            .headers
+            .iter()
+            .any(|(name, _)| *name == "x-error-pd-prefill")
+    );
     assert_eq!(endings(&effects), 1);
     stage.assert_at_rest();
 }
@@ -215,7 +289,10 @@ fn an_engines_refusal_reaches_the_client_as_it_came() {
     stage.on(&mut flow, Event::Body(CHAT));
     let body = br#"{"error":{"message":"too long"}}"#;
     let effects = stage.on(&mut flow, Event::CallReply { status: 400, body });
-    assert_eq!((reply(&effects).status, reply(&effects).body.as_slice()), (400, body.as_slice()));
+    assert_eq!(
+        (reply(&effects).status, reply(&effects).body.as_slice()),
+        (400, body.as_slice())
+    );
     stage.assert_at_rest();
 }
 
@@ -228,24 +305,50 @@ fn a_late_prefill_goes_on_as_an_orphan_while_the_request_is_tried_elsewhere() {
     assert!(stage.on(&mut flow, Event::Due).is_empty());
     stage.now_ms = 2000;
     let mut effects = stage.on(&mut flow, Event::Due);
-    let place = effects.iter().position(|effect| matches!(effect, Effect::Orphan(_)));
-    let Effect::Orphan(mut orphan) = effects.remove(place.unwrap()) else { unreachable!() };
-    assert_eq!(stage.charged().prefill_requests, 1, "the charge follows the work");
+    let place = effects
+        .iter()
+        .position(|effect| matches!(effect, Effect::Orphan(_)));
+    let Effect::Orphan(mut orphan) = effects.remove(place.unwrap()) else {
+        unreachable!()
+    };
+    assert_eq!(
+        stage.charged().prefill_requests,
+        1,
+        "the charge follows the work"
+    );
     let effects = stage.on(&mut flow, Event::Body(CHAT));
     assert_eq!(stage.charged().prefill_requests, 2);
     let second = call(&effects).address.clone();
 
-    let effects = stage.on(&mut orphan, Event::CallReply { status: 200, body: HANDED_OVER });
+    let effects = stage.on(
+        &mut orphan,
+        Event::CallReply {
+            status: 200,
+            body: HANDED_OVER,
+        },
+    );
     let freeing = call(&effects);
     assert_ne!(freeing.address, second);
     let body: serde_json::Value = serde_json::from_slice(&freeing.body).unwrap();
     assert_eq!(body["temperature"], -1);
     assert_eq!(body["kv_transfer_params"]["remote_request_id"], "r");
-    let effects = stage.on(&mut orphan, Event::CallReply { status: 400, body: b"" });
+    let effects = stage.on(
+        &mut orphan,
+        Event::CallReply {
+            status: 400,
+            body: b"",
+        },
+    );
     assert!(orphan.is_ended());
     assert_eq!(endings(&effects), 0, "the client's request still goes on");
 
-    stage.on(&mut flow, Event::CallReply { status: 200, body: HANDED_OVER });
+    stage.on(
+        &mut flow,
+        Event::CallReply {
+            status: 200,
+            body: HANDED_OVER,
+        },
+    );
     stage.on(&mut flow, Event::Gone);
     stage.assert_at_rest();
 }
@@ -253,8 +356,20 @@ fn a_late_prefill_goes_on_as_an_orphan_while_the_request_is_tried_elsewhere() {
 #[test]
 fn a_client_that_leaves_during_prefill_ends_its_charges_with_the_work() {
     let outcomes: [(Event<'static>, bool); 3] = [
-        (Event::CallReply { status: 200, body: HANDED_OVER }, true),
-        (Event::CallReply { status: 500, body: b"" }, false),
+        (
+            Event::CallReply {
+                status: 200,
+                body: HANDED_OVER,
+            },
+            true,
+        ),
+        (
+            Event::CallReply {
+                status: 500,
+                body: b"",
+            },
+            false,
+        ),
         (Event::CallFailed, false),
     ];
     for (outcome, frees) in outcomes {
@@ -266,7 +381,10 @@ fn a_client_that_leaves_during_prefill_ends_its_charges_with_the_work() {
         assert!(flow.is_orphaned());
         assert_eq!(stage.charged().prefill_requests, 1);
         let effects = stage.on(&mut flow, outcome);
-        assert_eq!(has(&effects, |effect| matches!(effect, Effect::Call(_))), frees);
+        assert_eq!(
+            has(&effects, |effect| matches!(effect, Effect::Call(_))),
+            frees
+        );
         if frees {
             stage.on(&mut flow, Event::CallFailed);
         }
@@ -286,9 +404,9 @@ fn a_request_waits_for_the_first_snapshot_a_bounded_time() {
     let effects = stage.on(&mut late, Event::Due);
     assert_eq!(reply(&effects).status, 503);
 
-    let served = model("m").pod(pod("ns/p").prefill().roleset("r")).pod(
-        pod("ns/d").decode().roleset("r"),
-    );
+    let served = model("m")
+        .pod(pod("ns/p").prefill().roleset("r"))
+        .pod(pod("ns/d").decode().roleset("r"));
     accept_topology(&stage.store, &topology(1, 1).model(served).json(), 0).unwrap();
     let effects = stage.on(&mut flow, Event::Due);
     assert!(has(&effects, |effect| matches!(effect, Effect::ReadBody)));
@@ -307,7 +425,11 @@ fn a_hidden_body_is_answered_and_never_let_through() {
     stage.now_ms = flow.deadline().unwrap();
     let effects = stage.on(&mut flow, Event::Due);
     assert!(has(&effects, |effect| matches!(effect, Effect::ProbeBody)));
-    assert!(stage.on(&mut flow, Event::Probed { hidden_body: false }).is_empty());
+    assert!(
+        stage
+            .on(&mut flow, Event::Probed { hidden_body: false })
+            .is_empty()
+    );
     let effects = stage.on(&mut flow, Event::Probed { hidden_body: true });
     assert_eq!(reply(&effects).status, 500);
     stage.assert_at_rest();
@@ -319,13 +441,22 @@ fn a_silent_engine_gets_a_504_before_its_answer_and_a_cut_after() {
         let mut stage = Stage::new(1, r#"{"streamIdleBackstop": 900}"#);
         let mut flow = stage.flow();
         stage.on(&mut flow, Event::Body(CHAT));
-        stage.on(&mut flow, Event::CallReply { status: 200, body: HANDED_OVER });
+        stage.on(
+            &mut flow,
+            Event::CallReply {
+                status: 200,
+                body: HANDED_OVER,
+            },
+        );
         if started {
             stage.on(&mut flow, headers(200, false));
         }
         stage.now_ms = flow.deadline().unwrap();
         let effects = stage.on(&mut flow, Event::Due);
-        assert_eq!(has(&effects, |effect| matches!(effect, Effect::Cut)), started);
+        assert_eq!(
+            has(&effects, |effect| matches!(effect, Effect::Cut)),
+            started
+        );
         if !started {
             assert_eq!(reply(&effects).status, 504);
         }
@@ -339,7 +470,13 @@ fn the_proxys_own_answer_becomes_ours_and_an_engines_error_stays() {
     let mut stage = Stage::new(1, "");
     let mut flow = stage.flow();
     stage.on(&mut flow, Event::Body(CHAT));
-    stage.on(&mut flow, Event::CallReply { status: 200, body: HANDED_OVER });
+    stage.on(
+        &mut flow,
+        Event::CallReply {
+            status: 200,
+            body: HANDED_OVER,
+        },
+    );
     let effects = stage.on(
         &mut flow,
         Event::ResponseHeaders {
@@ -351,7 +488,12 @@ fn the_proxys_own_answer_becomes_ours_and_an_engines_error_stays() {
     );
     let rewritten = reply(&effects);
     assert_eq!(rewritten.status, 503);
-    assert!(rewritten.headers.iter().any(|(name, _)| *name == "x-error-pd-decode"));
+    assert!(
+        rewritten
+            .headers
+            .iter()
+            .any(|(name, _)| *name == "x-error-pd-decode")
+    );
     stage.assert_at_rest();
 }
 
@@ -360,7 +502,10 @@ fn what_cannot_be_served_says_which_field_and_charges_nothing() {
     let cases: [(&[u8], u16); 5] = [
         (b"{", 400),
         (br#"{"model":"m","model":"m","messages":[]}"#, 400),
-        (br#"{"model":"m","messages":[],"kv_tr\u0061nsfer_params":{}}"#, 400),
+        (
+            br#"{"model":"m","messages":[],"kv_tr\u0061nsfer_params":{}}"#,
+            400,
+        ),
         (br#"{"model":"unknown","messages":[]}"#, 404),
         (br#"{"messages":[]}"#, 400),
     ];
@@ -368,7 +513,12 @@ fn what_cannot_be_served_says_which_field_and_charges_nothing() {
         let mut stage = Stage::new(1, "");
         let mut flow = stage.flow();
         let effects = stage.on(&mut flow, Event::Body(body));
-        assert_eq!(reply(&effects).status, status, "{}", String::from_utf8_lossy(body));
+        assert_eq!(
+            reply(&effects).status,
+            status,
+            "{}",
+            String::from_utf8_lossy(body)
+        );
         assert_eq!(endings(&effects), 1);
         stage.assert_at_rest();
     }
@@ -381,7 +531,10 @@ fn what_cannot_hand_kv_over_goes_in_one_leg() {
     let body = br#"{"model":"m","n":2,"messages":[{"role":"user","content":"hi"}]}"#;
     let effects = stage.on(&mut flow, Event::Body(body));
     let sent = leg(&effects);
-    assert_eq!((sent.address.as_str(), &sent.body), ("10.0.0.2:8000", &BodyEdit::Keep));
+    assert_eq!(
+        (sent.address.as_str(), &sent.body),
+        ("10.0.0.2:8000", &BodyEdit::Keep)
+    );
     stage.on(&mut flow, Event::Gone);
     stage.assert_at_rest();
 }
