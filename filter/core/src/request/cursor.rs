@@ -4,7 +4,7 @@
 //! are checked for form only, so values beyond an `f64` pass. The text must be valid UTF-8;
 //! that is the caller's to check.
 
-use super::text::{code_unit, integer_run, plain_run};
+use super::text::{code_unit, integer_run, is_short_escape, text_run};
 use std::ops::Range;
 
 /// Deepest nesting accepted, the outermost object included; the limit of `serde_json`.
@@ -270,7 +270,7 @@ impl<'a> Cursor<'a> {
             return Err(self.error(expected));
         }
         loop {
-            self.at += plain_run(self.rest());
+            self.at += text_run(self.rest(), &mut escaped);
             match self.peek() {
                 Some(b'"') => {
                     self.at += 1;
@@ -289,11 +289,10 @@ impl<'a> Cursor<'a> {
     }
 
     /// Walks over the escape that begins here.
-    #[inline]
     fn escape(&mut self) -> Result<(), JsonError> {
         self.at += 1;
         match self.peek() {
-            Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => {
+            Some(byte) if is_short_escape(byte) => {
                 self.at += 1;
                 Ok(())
             }

@@ -1,6 +1,6 @@
 //! What a request body means and how it is edited.
 //!
-//! A body is read once, as bytes: [`scan`] validates it and notes where the members stand that
+//! A body is read once, as bytes: [`scan()`] validates it and notes where the members stand that
 //! the gateway reads or writes, [`patch`] edits exactly those and leaves every other byte as the
 //! client sent it. A document tree was rejected: it costs several times the time and memory,
 //! and writing it back changes key order, number forms and duplicate keys.

@@ -1,55 +1,77 @@
 //! The inside of JSON strings: finding the bytes that matter, resolving escapes.
 
 const ONES: u64 = u64::from_ne_bytes([1; 8]);
-const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
+const HIGH: u64 = ONES << 7;
 
 /// Marks (by its high bit) every byte of `word` that is `"`, `\` or a control character.
-///
-/// Bytes above a marked one may be marked wrongly, because the subtractions borrow; the lowest
-/// mark is always right.
 const fn attention(word: u64) -> u64 {
-    let control = word.wrapping_sub(ONES * 0x20) & !word;
-    let quote = word ^ (ONES * b'"' as u64);
-    let quote = quote.wrapping_sub(ONES) & !quote;
-    let slash = word ^ (ONES * b'\\' as u64);
-    let slash = slash.wrapping_sub(ONES) & !slash;
-    (control | quote | slash) & HIGH
+    // Sums of two bytes below 128 do not carry into the next byte.
+    let low = word & !HIGH;
+    let plain = low + ONES * (0x80 - 0x20);
+    let no_quote = (low ^ (ONES * b'"' as u64)) + ONES * 0x7f;
+    let no_slash = (low ^ (ONES * b'\\' as u64)) + ONES * 0x7f;
+    !(word | plain & no_quote & no_slash) & HIGH
 }
 
-/// Words tried before the wide loop: most strings of a request end within them.
+/// Words without a mark after which the wide loop takes over; most strings end before.
 const SHORT_WORDS: usize = 4;
 
-/// Number of leading bytes that may stand in a JSON string as they are.
+/// Number of leading bytes that may stand in a JSON string: plain ones and two-byte escapes.
+///
+/// `escaped` is set when there is an escape. What stops the run (a quote, a control character, a
+/// `\u`, the end) is for the caller to judge.
 #[inline]
-pub(crate) fn plain_run(bytes: &[u8]) -> usize {
-    let (words, _) = bytes.as_chunks::<8>();
-    for (nth, word) in words.iter().take(SHORT_WORDS).enumerate() {
-        let marks = attention(u64::from_le_bytes(*word));
-        if marks != 0 {
-            return nth * 8 + (marks.trailing_zeros() / 8) as usize;
+pub(crate) fn text_run(bytes: &[u8], escaped: &mut bool) -> usize {
+    let mut run = 0;
+    let mut plain_words = 0;
+    while let Some(word) = bytes.get(run..).and_then(<[u8]>::first_chunk::<8>) {
+        let word = u64::from_le_bytes(*word);
+        let mut marks = attention(word);
+        let mut width = 8;
+        plain_words = if marks == 0 { plain_words + 1 } else { 0 };
+        while marks != 0 {
+            let bit = marks.trailing_zeros() & !7;
+            let at = run + (bit / 8) as usize;
+            let next = bytes.get(at + 1).copied().unwrap_or_default();
+            if (word >> bit) as u8 != b'\\' || !is_short_escape(next) {
+                return at;
+            }
+            *escaped = true;
+            // The escaped byte is no mark of its own, and may stand in the next word.
+            marks &= !(0x8080 << bit);
+            width = width.max(at + 2 - run);
+        }
+        run += width;
+        if plain_words == SHORT_WORDS {
+            plain_words = 0;
+            run += wide_run(bytes.get(run..).unwrap_or_default());
         }
     }
-    let mut run = words.len().min(SHORT_WORDS) * 8;
+    let plain = |b: &&u8| **b >= 0x20 && **b != b'"' && **b != b'\\';
+    run + bytes
+        .get(run..)
+        .unwrap_or_default()
+        .iter()
+        .take_while(plain)
+        .count()
+}
+
+/// Whole blocks of plain bytes.
+fn wide_run(bytes: &[u8]) -> usize {
+    let (blocks, _) = bytes.as_chunks::<64>();
     // One pass for all three questions; the compiler turns the fold into vector compares
     // (SSE2, simd128).
-    let (blocks, _) = bytes.get(run..).unwrap_or_default().as_chunks::<64>();
     let is_plain = |block: &&[u8; 64]| {
         !block.iter().fold(false, |found, &b| {
             found | (b < 0x20) | (b == b'"') | (b == b'\\')
         })
     };
-    run += blocks.iter().take_while(is_plain).count() * 64;
-    let rest = bytes.get(run..).unwrap_or_default();
-    let (words, tail) = rest.as_chunks::<8>();
-    for word in words {
-        let marks = attention(u64::from_le_bytes(*word));
-        if marks != 0 {
-            return run + (marks.trailing_zeros() / 8) as usize;
-        }
-        run += 8;
-    }
-    let plain = |b: &&u8| **b >= 0x20 && **b != b'"' && **b != b'\\';
-    run + tail.iter().take_while(plain).count()
+    blocks.iter().take_while(is_plain).count() * 64
+}
+
+/// True for what may follow a `\` and ends the escape.
+pub(crate) const fn is_short_escape(byte: u8) -> bool {
+    matches!(byte, b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't')
 }
 
 /// Length of the leading run of whole numbers, each followed by `,` or `, `.
@@ -138,18 +160,34 @@ pub(crate) fn code_unit(bytes: &[u8]) -> Option<(u16, &[u8])> {
 mod tests {
     use super::*;
 
+    fn run(bytes: &[u8]) -> (usize, bool) {
+        let mut escaped = false;
+        (text_run(bytes, &mut escaped), escaped)
+    }
+
     #[test]
-    fn a_plain_run_ends_at_the_first_byte_that_matters_wherever_it_stands() {
-        for stop in [b'"', b'\\', 0x00, 0x1f] {
+    fn a_run_ends_at_the_first_byte_that_matters_wherever_it_stands() {
+        for stop in [&b"\""[..], b"\0", b"\x1f", b"\\u", b"\\x", b"\\\0"] {
             for len in 0..300 {
-                let mut bytes = vec![b'\xc3'; len];
-                bytes.push(stop);
-                bytes.extend([b'a'; 70]);
-                assert_eq!(plain_run(&bytes), len, "stop {stop:#x}");
+                let bytes = [vec![b'\xc3'; len].as_slice(), stop, &[b'a'; 70]].concat();
+                assert_eq!(run(&bytes), (len, false), "stop {stop:?}");
             }
         }
         for byte in [0x20, 0x21, 0x23, 0x5b, 0x5d, 0x7f, 0x80, 0xa2, 0xdc, 0xff] {
-            assert_eq!(plain_run(&vec![byte; 300]), 300, "byte {byte:#x}");
+            assert_eq!(run(&vec![byte; 301]).0, 301, "byte {byte:#x}");
+        }
+    }
+
+    #[test]
+    fn a_run_goes_on_behind_two_byte_escapes_wherever_they_stand() {
+        for escape in [
+            r#"\""#, r"\\", r"\/", r"\b", r"\f", r"\n", r"\r", r"\t", r#"\\\""#,
+        ] {
+            for len in 0..100 {
+                let before = "a".repeat(len);
+                let text = format!("{before}{escape}bcdefghijklmnop\"rest of the text");
+                assert_eq!(run(text.as_bytes()), (text.find("p\"").unwrap() + 1, true));
+            }
         }
     }
 
