@@ -149,7 +149,7 @@ pub fn parse(
         listen: sources.listen(),
         agent_id: sources.agent_id(),
         schedule: Schedule {
-            refresh: Duration::from_millis(sources.number("refresh-interval-ms", ms.clone())),
+            refresh: Duration::from_millis(sources.number("refresh-interval-ms", 10..=600_000)),
             budget: u32::try_from(sources.number("scrape-budget", 1..=10_000)).unwrap_or(1),
             timeout: Duration::from_millis(sources.number("scrape-timeout-ms", ms.clone())),
             concurrency: usize::try_from(sources.number("scrape-concurrency", 1..=1024))

@@ -74,6 +74,7 @@ impl Agent {
             listener,
             address,
         } = self;
+        tracing::info!(agent = config.agent_id, listen = %address, "agent started");
         let (stop_all, stop) = Stop::channel();
         let (fleets, fleet) = watch::channel(None);
         let metrics = Arc::new(Metrics::default());
@@ -123,7 +124,6 @@ impl Agent {
         let admin = Admin::new(metrics, board, targets, fleet);
         let serving = admin::serve(listener, Arc::new(admin), stop.clone());
         tasks.spawn(async { ("admin", serving.await) });
-        tracing::info!(agent = config.agent_id, listen = %address, "agent started");
 
         let ended = supervise(tasks, &stop_all, shutdown).await;
         tracing::info!("agent stopped");

@@ -90,7 +90,7 @@ pub(super) const SETTINGS: &[Setting] = &[
             "AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS",
             "MS",
             Some("200"),
-            "Time between two scrapes of a pod and two pushes of samples, 10 to 60000",
+            "Time between two scrapes of a pod and two pushes of samples, 10 to 600000",
         )
     },
     setting(

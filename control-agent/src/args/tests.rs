@@ -165,7 +165,7 @@ fn a_bad_variable_of_aibrix_is_a_warning_but_a_bad_flag_is_not() {
     let found = mistakes(&[&flags[..], &flag[..]].concat(), &[]);
     assert_eq!(
         found,
-        ["--refresh-interval-ms: \"0\" is not a number from 10 to 60000"]
+        ["--refresh-interval-ms: \"0\" is not a number from 10 to 600000"]
     );
 }
 
