@@ -367,13 +367,17 @@ impl Engine {
         self.service.reset_counters();
     }
 
-    /// Stops the engine and waits until its ports are closed.
+    /// Stops the engine and waits until its ports are closed and its log file is written.
     pub async fn stop(mut self) {
         self.service.core.stop();
         for task in std::mem::take(&mut self.tasks) {
             // A task that panicked is as stopped as one that returned.
             let _ = task.await;
         }
+        let core = Arc::clone(&self.service.core);
+        let flushed = tokio::task::spawn_blocking(move || core.journal.flush());
+        // Cancelled only when the runtime goes away itself.
+        let _ = flushed.await;
     }
 }
 
