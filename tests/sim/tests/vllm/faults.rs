@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
-use pd_engine_sim::{Cut, Engine, Fault, FaultKind, On};
+use pd_engine_sim::{Cut, Engine, Fault, FaultKind, On, State};
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
@@ -240,6 +240,8 @@ async fn the_admin_endpoint_arms_clears_refuses_and_resumes() {
     }
     let state = get(d.address(), "/sim/admin/state").await.json();
     assert_eq!(state["faults"][0]["kind"]["code"], 429);
+    let read: State = serde_json::from_value(state).unwrap();
+    assert_eq!((read.requests_total, read.kv), (3, d.state().kv));
     assert_eq!(
         post(admin, "/sim/admin/clear", &json!({})).await.status,
         200
