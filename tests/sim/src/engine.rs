@@ -10,7 +10,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
 use crate::admin;
@@ -52,7 +52,7 @@ pub struct Engine {
 
 /// What the admin endpoint tells about an engine. Counts are since the start or the last
 /// `reset-counters`; `running`, `waiting`, `kv_held*` and `connections_open` are of now.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
     /// Name of the engine.
     pub name: String,
@@ -84,7 +84,7 @@ pub struct State {
 }
 
 /// The KV side of a [`State`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvState {
     /// Sequences whose KV waits for a decode engine.
     pub kv_held: u64,
@@ -367,13 +367,17 @@ impl Engine {
         self.service.reset_counters();
     }
 
-    /// Stops the engine and waits until its ports are closed.
+    /// Stops the engine and waits until its ports are closed and its log file is written.
     pub async fn stop(mut self) {
         self.service.core.stop();
         for task in std::mem::take(&mut self.tasks) {
             // A task that panicked is as stopped as one that returned.
             let _ = task.await;
         }
+        let core = Arc::clone(&self.service.core);
+        let flushed = tokio::task::spawn_blocking(move || core.journal.flush());
+        // Cancelled only when the runtime goes away itself.
+        let _ = flushed.await;
     }
 }
 

@@ -31,14 +31,15 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// The identity in the first bracketed group of a text, if there is one.
+    /// The first identity in a text, if there is one. The text may be a whole response body, JSON
+    /// or a stream: as long as request id and names need no escaping in JSON, neither does it.
     pub fn parse(text: &str) -> Option<Self> {
-        let (_, rest) = text.split_once('[')?;
+        let (_, rest) = text.split_once("[request=")?;
         let (inner, _) = rest.split_once(']')?;
         let mut words = inner.split(' ');
+        let request = words.next()?.to_owned();
         let mut word =
             |key: &str| -> Option<&str> { words.next()?.strip_prefix(key)?.strip_prefix('=') };
-        let request = word("request")?.to_owned();
         let engine = word("engine")?.to_owned();
         let prompt = u64::from_str_radix(word("prompt")?, 16).ok()?;
         let kv = match word("kv")? {

@@ -67,7 +67,14 @@ pub(crate) struct Journal {
     body_limit: usize,
     capacity: usize,
     ring: Mutex<Ring>,
-    file: Option<SyncSender<Arc<Entry>>>,
+    file: Option<SyncSender<Job>>,
+}
+
+/// Work of the thread that writes the file.
+enum Job {
+    Write(Arc<Entry>),
+    /// Drops this when all before is in the file.
+    Tell(SyncSender<()>),
 }
 
 #[derive(Default)]
@@ -133,7 +140,7 @@ impl Journal {
         drop(ring);
         if let Some(file) = &self.file {
             // Fails only when the writer gave up on its file, which it reported.
-            let _ = file.send(entry);
+            let _ = file.send(Job::Write(entry));
         }
     }
 
@@ -146,6 +153,18 @@ impl Journal {
         entries.iter().map(|e| e.record(&self.engine)).collect()
     }
 
+    /// Waits until the file has all that was noted. Blocks the thread.
+    pub(crate) fn flush(&self) {
+        let Some(file) = &self.file else {
+            return;
+        };
+        let (done, wait) = sync_channel(0);
+        if file.send(Job::Tell(done)).is_ok() {
+            // Ends with the error that the sender was dropped: nothing is ever sent.
+            let _ = wait.recv();
+        }
+    }
+
     /// Forgets the records in the ring.
     pub(crate) fn clear(&self) {
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
@@ -153,23 +172,27 @@ impl Journal {
     }
 }
 
-fn write_all(file: File, engine: &str, entries: &Receiver<Arc<Entry>>) {
+fn write_all(file: File, engine: &str, jobs: &Receiver<Job>) {
     let mut out = BufWriter::new(file);
-    let mut write = |entry: Arc<Entry>| -> io::Result<()> {
-        serde_json::to_writer(&mut out, &entry.record(engine))?;
-        out.write_all(b"\n")?;
-        // Flush when nothing is queued, so that a reader sees a finished request soon.
-        for entry in entries.try_iter() {
-            serde_json::to_writer(&mut out, &entry.record(engine))?;
-            out.write_all(b"\n")?;
-        }
-        out.flush()
-    };
-    while let Ok(entry) = entries.recv() {
-        if let Err(error) = write(entry) {
+    let mut next = jobs.recv().ok();
+    while let Some(job) = next {
+        let written = match job {
+            Job::Write(entry) => serde_json::to_writer(&mut out, &entry.record(engine))
+                .map_err(io::Error::from)
+                .and_then(|()| out.write_all(b"\n")),
+            Job::Tell(done) => out.flush().map(|()| drop(done)),
+        };
+        // Flushed when nothing is queued, so that a reader sees a finished request soon.
+        let waiting = jobs.try_recv();
+        let written = match waiting {
+            Ok(_) => written,
+            Err(_) => written.and_then(|()| out.flush()),
+        };
+        if let Err(error) = written {
             eprintln!("{engine}: the request log cannot be written: {error}");
             return;
         }
+        next = waiting.ok().or_else(|| jobs.recv().ok());
     }
 }
 

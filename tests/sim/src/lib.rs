@@ -25,7 +25,7 @@ mod vllm;
 
 pub use config::{ConfigError, EngineConfig, EngineKind, LoadFailure, Pace, PaceChange, Role};
 pub use core::Death;
-pub use engine::{Engine, State, start};
-pub use fault::{Cut, Fault, FaultKind, On, Times};
+pub use engine::{Engine, KvState, State, start};
+pub use fault::{Cut, Every, Fault, FaultKind, On, Times};
 pub use identity::{Identity, prompt_hash};
 pub use journal::Record;

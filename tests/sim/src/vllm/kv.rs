@@ -213,7 +213,8 @@ impl KvCache {
                 expired(count);
             }
             // What is held from now on ends no earlier than one lease from now.
-            let next = next.unwrap_or_else(|| Instant::now() + lease());
+            let soonest = Instant::now() + lease();
+            let next = next.map_or(soonest, |next| next.min(soonest));
             tokio::select! {
                 () = tokio::time::sleep_until(next) => {}
                 () = self.lease_changed.notified() => {}

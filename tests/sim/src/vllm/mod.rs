@@ -5,20 +5,20 @@
 //! decides, as in the real engine, between an error, silently wrong text and the engine's death.
 
 mod error;
+mod fields;
 mod kv;
 mod metrics;
+mod prepare;
 mod pull;
 mod request;
 mod run;
+mod settle;
 mod shape;
 mod stream;
+mod strike;
 mod transfer;
 
-#[cfg(test)]
-mod tests;
-
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
 
 use hyper::header::{ALLOW, CONTENT_ENCODING, HeaderValue, SERVER, VARY};
 use hyper::http::request::Parts;
@@ -35,10 +35,9 @@ use self::run::Run;
 use self::transfer::Transfer;
 use crate::core::{Core, Count, unix_ms};
 use crate::engine::{Exchange, KvState};
-use crate::fault::{FaultKind, On};
+use crate::fault::On;
 use crate::flight::Flight;
 use crate::reply::{Reply, json, json_of, respond};
-use crate::server::Link;
 
 const METRICS_TYPE: &str = "text/plain; version=1.0.0; charset=utf-8";
 
@@ -316,62 +315,6 @@ impl Vllm {
         let run = Run::new(self, job, flight, duty, link, fault);
         run.respond().await
     }
-
-    /// The part of a fault that strikes before any work; `None` when the request goes on.
-    async fn strike(
-        &self,
-        fault: &FaultKind,
-        link: &Link,
-        route: Option<Route>,
-    ) -> Option<Response<Reply>> {
-        match fault {
-            FaultKind::Status {
-                code,
-                body,
-                headers,
-            } => {
-                let status = StatusCode::from_u16(*code).ok()?;
-                let mut answer = match body {
-                    Some(body) => json(status, body.clone()),
-                    None => {
-                        Refusal::other(status, "InternalServerError", "Injected.").respond(route)
-                    }
-                };
-                for (name, text) in headers {
-                    let name = name.parse::<hyper::header::HeaderName>();
-                    if let (Ok(name), Ok(text)) = (name, HeaderValue::from_str(text)) {
-                        answer.headers_mut().insert(name, text);
-                    }
-                }
-                Some(answer)
-            }
-            FaultKind::ResetBeforeHeaders {
-                how,
-                after_ms,
-                after_work: false,
-            } => {
-                tokio::time::sleep(Duration::from_millis(*after_ms)).await;
-                link.cut(*how);
-                std::future::pending().await
-            }
-            FaultKind::StallBeforeHeaders {
-                ms,
-                after_work: false,
-            } => {
-                stall(*ms).await;
-                None
-            }
-            FaultKind::Slow { ms } => {
-                stall(Some(*ms)).await;
-                None
-            }
-            FaultKind::Die => {
-                self.core.die("injected fault");
-                std::future::pending().await
-            }
-            _ => None,
-        }
-    }
 }
 
 fn new_engine_id() -> Arc<str> {
@@ -383,14 +326,6 @@ fn read(route: Route, parts: &Parts, body: &[u8], core: &Core) -> Result<Job, Re
         return Err(Refusal::schema("body", "JSON decode error"));
     }
     Job::read(route, &parts.headers, body, &core.words)
-}
-
-/// Waits this long, or until the client leaves and the future is dropped.
-async fn stall(ms: Option<u64>) {
-    match ms {
-        Some(ms) => tokio::time::sleep(Duration::from_millis(ms)).await,
-        None => std::future::pending().await,
-    }
 }
 
 fn wrong_method(allowed: &'static str) -> Response<Reply> {

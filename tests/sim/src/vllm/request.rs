@@ -4,10 +4,11 @@
 
 use hyper::HeaderMap;
 use hyper::header::CONTENT_TYPE;
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::error::Refusal;
+use super::fields::{Fields, boolean, integer, number, present, stream_options, string};
 use super::transfer::{self, Transfer};
 use crate::config::EngineConfig;
 use crate::core::Words;
@@ -55,47 +56,6 @@ pub(super) struct Prompt {
     pub(super) tokens: u32,
     /// Prompts in a list.
     pub(super) count: u32,
-}
-
-#[derive(Default)]
-struct Fields<'a> {
-    model: Option<&'a RawValue>,
-    messages: Option<&'a RawValue>,
-    prompt: Option<&'a RawValue>,
-    input: Option<&'a RawValue>,
-    stream: Option<&'a RawValue>,
-    stream_options: Option<&'a RawValue>,
-    max_tokens: Option<&'a RawValue>,
-    max_completion_tokens: Option<&'a RawValue>,
-    max_output_tokens: Option<&'a RawValue>,
-    min_tokens: Option<&'a RawValue>,
-    temperature: Option<&'a RawValue>,
-    n: Option<&'a RawValue>,
-    request_id: Option<&'a RawValue>,
-    return_token_ids: Option<&'a RawValue>,
-    kv_transfer_params: Option<&'a RawValue>,
-}
-
-#[derive(serde::Deserialize)]
-#[serde(field_identifier, rename_all = "snake_case")]
-enum Field {
-    Model,
-    Messages,
-    Prompt,
-    Input,
-    Stream,
-    StreamOptions,
-    MaxTokens,
-    MaxCompletionTokens,
-    MaxOutputTokens,
-    MinTokens,
-    Temperature,
-    N,
-    RequestId,
-    ReturnTokenIds,
-    KvTransferParams,
-    #[serde(other)]
-    Other,
 }
 
 // === impl Route ===
@@ -182,6 +142,10 @@ impl Job {
             ));
         }
         let transfer = transfer::read(present(fields.kv_transfer_params))?;
+        let prompt = match &transfer {
+            Transfer::Consume(remote) => remote.prompt().unwrap_or(prompt),
+            _ => prompt,
+        };
         let id = match headers.get("x-request-id").map(|v| v.as_bytes()) {
             Some(id) if !id.is_empty() => String::from_utf8_lossy(id).into_owned(),
             _ => match string("request_id", fields.request_id)? {
@@ -307,123 +271,4 @@ impl Prompt {
             count: 1,
         }
     }
-}
-
-// === impl Fields ===
-
-impl<'de> Deserialize<'de> for Fields<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(FieldsVisitor)
-    }
-}
-
-struct FieldsVisitor;
-
-impl<'de> Visitor<'de> for FieldsVisitor {
-    type Value = Fields<'de>;
-
-    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("an object")
-    }
-
-    // Derived code refuses duplicate keys; vLLM takes the last.
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
-        let mut fields = Fields::default();
-        while let Some(field) = map.next_key()? {
-            let slot = match field {
-                Field::Model => &mut fields.model,
-                Field::Messages => &mut fields.messages,
-                Field::Prompt => &mut fields.prompt,
-                Field::Input => &mut fields.input,
-                Field::Stream => &mut fields.stream,
-                Field::StreamOptions => &mut fields.stream_options,
-                Field::MaxTokens => &mut fields.max_tokens,
-                Field::MaxCompletionTokens => &mut fields.max_completion_tokens,
-                Field::MaxOutputTokens => &mut fields.max_output_tokens,
-                Field::MinTokens => &mut fields.min_tokens,
-                Field::Temperature => &mut fields.temperature,
-                Field::N => &mut fields.n,
-                Field::RequestId => &mut fields.request_id,
-                Field::ReturnTokenIds => &mut fields.return_token_ids,
-                Field::KvTransferParams => &mut fields.kv_transfer_params,
-                Field::Other => {
-                    map.next_value::<IgnoredAny>()?;
-                    continue;
-                }
-            };
-            *slot = Some(map.next_value()?);
-        }
-        Ok(fields)
-    }
-}
-
-// === field readers: null is absent; numbers may stand in strings, as pydantic allows ===
-
-fn present(raw: Option<&RawValue>) -> Option<&RawValue> {
-    raw.filter(|raw| raw.get() != "null")
-}
-
-fn read<'a, T: Deserialize<'a>>(
-    field: &str,
-    raw: Option<&'a RawValue>,
-    what: &str,
-) -> Result<Option<T>, Refusal> {
-    let Some(raw) = present(raw) else {
-        return Ok(None);
-    };
-    let problem = || {
-        Refusal::schema(
-            format!("body.{field}"),
-            &format!("Input should be a valid {what}"),
-        )
-    };
-    serde_json::from_str(raw.get())
-        .map(Some)
-        .map_err(|_| problem())
-}
-
-fn boolean(field: &str, raw: Option<&RawValue>) -> Result<Option<bool>, Refusal> {
-    read(field, raw, "boolean")
-}
-
-fn string(field: &str, raw: Option<&RawValue>) -> Result<Option<String>, Refusal> {
-    read(field, raw, "string")
-}
-
-fn number(field: &str, raw: Option<&RawValue>) -> Result<Option<f64>, Refusal> {
-    let Some(raw) = present(raw) else {
-        return Ok(None);
-    };
-    let value = raw.get().trim_matches('"').parse::<f64>();
-    let problem = |_| Refusal::schema(format!("body.{field}"), "Input should be a valid number");
-    value.map(Some).map_err(problem)
-}
-
-fn integer(field: &str, raw: Option<&RawValue>) -> Result<Option<i64>, Refusal> {
-    match number(field, raw)? {
-        None => Ok(None),
-        Some(value) if value.fract() == 0.0 => Ok(Some(value as i64)),
-        Some(_) => Err(Refusal::schema(
-            format!("body.{field}"),
-            "Input should be a valid integer",
-        )),
-    }
-}
-
-fn stream_options(raw: Option<&RawValue>, stream: bool) -> Result<bool, Refusal> {
-    #[derive(serde::Deserialize)]
-    struct Options {
-        include_usage: Option<bool>,
-    }
-    let Some(options) = read::<Options>("stream_options", raw, "dictionary")? else {
-        return Ok(false);
-    };
-    if !stream {
-        let message =
-            "Stream options can only be defined when `stream=True`. (parameter=stream_options)";
-        let mut refusal = Refusal::value(Some("stream_options"), message.to_owned());
-        refusal.schema = true;
-        return Err(refusal);
-    }
-    Ok(options.include_usage.unwrap_or(false))
 }

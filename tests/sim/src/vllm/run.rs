@@ -6,19 +6,17 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hyper::header::{CONTENT_LENGTH, HeaderValue};
 use hyper::{Response, StatusCode};
-use serde_json::Value;
-use tokio::sync::OwnedSemaphorePermit;
 
+use super::Vllm;
 use super::error::{INTERNAL, Refusal};
-use super::kv::Allocation;
-use super::metrics::{Finish, Origin, Timings};
-use super::pull::{Duty, PullError, Reason};
-use super::request::{Job, Prompt, Route};
+use super::metrics::Finish;
+use super::prepare::{Failure, Ready};
+use super::pull::Duty;
+use super::request::Job;
 use super::shape::{self, Answer};
 use super::stream::Events;
-use super::transfer::{Fatal, Offer, Source, Transfer};
-use super::{Vllm, stall};
-use crate::config::LoadFailure;
+use super::strike::stall;
+use super::transfer::{Fatal, Transfer};
 use crate::core::{Core, unix_ms};
 use crate::fault::FaultKind;
 use crate::flight::Flight;
@@ -33,31 +31,15 @@ const LAST_WORDS: Duration = Duration::from_millis(30);
 
 /// A request and all it owns. Dropping it at any point gives everything back.
 pub(super) struct Run {
-    engine: Arc<Vllm>,
-    job: Job,
-    flight: Flight,
-    duty: Duty,
+    pub(super) engine: Arc<Vllm>,
+    pub(super) job: Job,
+    pub(super) flight: Flight,
+    pub(super) duty: Duty,
     link: Arc<Link>,
-    fault: Option<FaultKind>,
-    arrived: Instant,
-    tokens: u32,
-    finish: Finish,
-}
-
-/// The prompt's KV is there.
-struct Ready {
-    allocation: Allocation,
-    _slot: Option<OwnedSemaphorePermit>,
-    /// Hash in pulled blocks and the id they were pulled under; none when computed here.
-    pulled: Option<(u64, String)>,
-    started: Instant,
-    first: Instant,
-}
-
-/// Why there is no text.
-enum Failure {
-    Internal,
-    Fatal(Fatal),
+    pub(super) fault: Option<FaultKind>,
+    pub(super) arrived: Instant,
+    pub(super) tokens: u32,
+    pub(super) finish: Finish,
 }
 
 /// The engine dies when this is dropped, be it that the client left or the wait is over.
@@ -66,12 +48,6 @@ struct DoomedBy(Arc<Core>, &'static str);
 impl Drop for DoomedBy {
     fn drop(&mut self) {
         self.0.die(self.1);
-    }
-}
-
-impl From<PullError> for Failure {
-    fn from(_: PullError) -> Self {
-        Self::Internal
     }
 }
 
@@ -283,113 +259,6 @@ impl Run {
         )
     }
 
-    /// Waits for a slot and blocks, then gets the prompt's KV by pulling or computing.
-    async fn prepare(&mut self) -> Result<Ready, Failure> {
-        let engine = Arc::clone(&self.engine);
-        let slot = self.slot().await;
-        let each = engine.kv.blocks(self.job.prompt.tokens);
-        let all = each.saturating_mul(self.job.sequences());
-        let hash = self.job.prompt.hash;
-        let allocation = match engine.kv.try_allocate(all, hash) {
-            Some(allocation) => allocation,
-            None => {
-                self.flight.wait(true);
-                let allocation = engine.kv.allocate(all, hash).await;
-                self.flight.wait(false);
-                allocation
-            }
-        };
-        let started = Instant::now();
-        let pulled = match &self.job.transfer {
-            Transfer::Consume(remote) => {
-                if let Some(ids) = &remote.prompt_token_ids {
-                    self.job.prompt = Prompt::from_token_ids(ids);
-                }
-                let needed = engine.kv.blocks(self.job.prompt.tokens);
-                remote.source(needed).map_err(|fatal| {
-                    self.duty.forget();
-                    Failure::Fatal(fatal)
-                })?;
-                self.pull().await?
-            }
-            _ => None,
-        };
-        if pulled.is_none() {
-            let time = engine.core.pace().prefill(self.job.prompt.bytes);
-            if !time.is_zero() {
-                tokio::time::sleep(time).await;
-            }
-        }
-        Ok(Ready {
-            allocation,
-            _slot: slot,
-            pulled,
-            started,
-            first: Instant::now(),
-        })
-    }
-
-    async fn slot(&mut self) -> Option<OwnedSemaphorePermit> {
-        let slots = self.engine.slots.clone()?;
-        if let Ok(slot) = Arc::clone(&slots).try_acquire_owned() {
-            return Some(slot);
-        }
-        self.flight.wait(true);
-        let mut turn = std::pin::pin!(slots.acquire_owned());
-        // vLLM renews six times per lease.
-        let beat = self.engine.core.pace().lease() / 6;
-        let slot = loop {
-            match tokio::time::timeout(beat, turn.as_mut()).await {
-                // The semaphore is never closed.
-                Ok(slot) => break slot.ok(),
-                Err(_) => {
-                    if let Some(source) = self.duty.source() {
-                        self.engine.heartbeat(source).await;
-                    }
-                }
-            }
-        };
-        self.flight.wait(false);
-        slot
-    }
-
-    async fn pull(&mut self) -> Result<Option<(u64, String)>, Failure> {
-        let engine = Arc::clone(&self.engine);
-        let pace = engine.core.pace();
-        if !pace.transfer().is_zero() {
-            tokio::time::sleep(pace.transfer()).await;
-        }
-        let Some(source) = self.duty.take() else {
-            return Err(Failure::Internal);
-        };
-        let begun = Instant::now();
-        let id = source.request_id.clone();
-        let blocks = source.blocks.len();
-        // A task of its own: once begun, a pull is finished though the client leaves.
-        let claims = tokio::spawn(claim_all(Arc::clone(&engine), source, self.job.sequences()));
-        match claims.await.unwrap_or(Err(PullError::Broken)) {
-            Ok(content) => {
-                engine.tallies.pulled.up();
-                engine
-                    .meters
-                    .pulled(blocks, begun.elapsed() + pace.transfer());
-                // No prompt hashes to 0 but by chance: it stands for a mixture of prompts.
-                Ok(Some((content.unwrap_or(0), id)))
-            }
-            Err(error) => {
-                engine.tallies.pulls_failed.up();
-                engine.meters.pull_failed();
-                if error == PullError::Unreachable {
-                    stall(Some(engine.core.config.closed_port_delay_ms)).await;
-                }
-                match engine.core.config.load_failure {
-                    LoadFailure::Fail => Err(error.into()),
-                    LoadFailure::Recompute => Ok(None),
-                }
-            }
-        }
-    }
-
     fn identity(&self, ready: &Ready) -> Identity {
         Identity {
             request: self.job.id.clone(),
@@ -408,7 +277,7 @@ impl Run {
         text
     }
 
-    fn prompt_tokens(&self) -> u32 {
+    pub(super) fn prompt_tokens(&self) -> u32 {
         let prompt = &self.job.prompt;
         prompt.tokens.saturating_mul(prompt.count)
     }
@@ -450,113 +319,6 @@ impl Run {
             kv: if produced { kv.as_deref() } else { None },
         })
     }
-
-    /// Counts a finished request; KV for a decode engine is put under lease. Returns the
-    /// hand-over parameters of that.
-    fn settle(&mut self, ready: Ready) -> Option<String> {
-        let engine = &self.engine;
-        let origin = if ready.pulled.is_some() {
-            Origin::Transferred
-        } else {
-            Origin::Computed
-        };
-        let timings = Timings {
-            queue: ready.started.saturating_duration_since(self.arrived),
-            prefill: ready.first.saturating_duration_since(ready.started),
-            first_token: ready.first.saturating_duration_since(self.arrived),
-            whole: self.arrived.elapsed(),
-        };
-        let generated = self.tokens.saturating_mul(self.job.sequences());
-        let prompt = self.prompt_tokens();
-        engine
-            .meters
-            .answered(origin, prompt, generated, self.finish, timings);
-        if self.job.transfer != Transfer::Produce {
-            if origin == Origin::Computed {
-                engine.tallies.computed_locally.up();
-            }
-            return None;
-        }
-        engine.tallies.computed_for_others.up();
-        Some(self.hold(ready.allocation))
-    }
-
-    /// Puts each sequence's KV under lease; the parameters offered are those of one sequence.
-    fn hold(&self, mut allocation: Allocation) -> String {
-        let engine = &self.engine;
-        let (job, pace) = (&self.job, engine.core.pace());
-        let each = engine.kv.blocks(job.prompt.tokens);
-        let engine_id = engine.engine_id();
-        let mut offered = String::new();
-        for sequence in 0..job.sequences() {
-            let (prompt, choice) = (sequence / job.n, sequence % job.n);
-            let suffix = engine.core.words.next() as u32;
-            // With n choices vLLM numbers the children and answers with the second of two.
-            let child = if job.n > 1 {
-                format!("{choice}_")
-            } else {
-                String::new()
-            };
-            let index = match job.route {
-                Route::Chat | Route::Messages => String::new(),
-                Route::Completions => format!("-{prompt}"),
-                Route::Responses => "_0".to_owned(),
-            };
-            let id = format!("{child}{}{index}-{suffix:08x}", job.id);
-            let part = allocation.split(each);
-            if prompt == 0 && choice == job.n.saturating_sub(1) {
-                offered = Offer {
-                    blocks: part.blocks(),
-                    engine_id: &engine_id,
-                    request_id: &id,
-                    host: &engine.advertised_host,
-                    port: engine.side_channel_port,
-                    tokens: job
-                        .prompt
-                        .tokens
-                        .saturating_add(self.tokens)
-                        .saturating_sub(1),
-                    one_step: self.tokens == 1,
-                }
-                .write();
-            }
-            engine.kv.hold(&id, part, pace.lease());
-        }
-        offered
-    }
-
-    /// The hand-over parameters as a fault has them.
-    fn distort(&self, kv: Option<String>) -> Option<String> {
-        match &self.fault {
-            Some(FaultKind::NoKvParams) => None,
-            Some(FaultKind::KvParams { merge, remove }) => {
-                let mut value: Value = serde_json::from_str(&kv?).unwrap_or_default();
-                if let Some(members) = value.as_object_mut() {
-                    for (name, new) in merge {
-                        members.insert(name.clone(), new.clone());
-                    }
-                    for name in remove {
-                        members.remove(name);
-                    }
-                }
-                Some(value.to_string())
-            }
-            _ => kv,
-        }
-    }
-}
-
-/// Claims the KV once per sequence, as vLLM pulls it.
-async fn claim_all(
-    engine: Arc<Vllm>,
-    source: Source,
-    sequences: u32,
-) -> Result<Option<u64>, PullError> {
-    let content = engine.claim(&source, Reason::Pull).await?;
-    for _ in 1..sequences {
-        engine.claim(&source, Reason::Pull).await?;
-    }
-    Ok(content)
 }
 
 /// The text of a token after the first.

@@ -8,6 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::error::Refusal;
+use super::request::Prompt;
 
 /// What is to be done with the KV of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,8 +31,7 @@ pub(super) struct Remote {
     pub(super) blocks: Blocks,
     /// Prompt tokens the prefill engine had cached.
     pub(super) cached_tokens: u32,
-    /// The prompt as token ids, which then replaces the text.
-    pub(super) prompt_token_ids: Option<Vec<u32>>,
+    prompt_token_ids: Option<Vec<u32>>,
 }
 
 /// `remote_block_ids`.
@@ -158,6 +158,11 @@ fn read_odd(raw: &RawValue) -> Transfer {
 // === impl Remote ===
 
 impl Remote {
+    /// The prompt the parameters carry as token ids; it replaces the request's text.
+    pub(super) fn prompt(&self) -> Option<Prompt> {
+        self.prompt_token_ids.as_deref().map(Prompt::from_token_ids)
+    }
+
     /// The KV named, if a decode engine that needs `needed` blocks survives the name.
     pub(super) fn source(&self, needed: u32) -> Result<Source, Fatal> {
         let nothing = self.engine_id.is_none() && self.host.is_none() && self.request_id.is_none();
