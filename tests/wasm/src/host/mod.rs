@@ -84,11 +84,6 @@ pub enum Fault {
         /// The stream's context.
         stream: u32,
     },
-    /// A resume of a side from its own callback, where the returned action decides.
-    ResumeInOwnCallback {
-        /// The stream's context.
-        stream: u32,
-    },
     /// A stream action while the effective context was a root.
     NoStream {
         /// The hostcall.
@@ -176,6 +171,8 @@ pub(crate) struct Host {
     pub(crate) configuring: Option<Vec<u8>>,
     pub(crate) roots: BTreeMap<u32, Root>,
     pub(crate) streams: BTreeMap<u32, Stream>,
+    /// Streams of a lost VM that Envoy did not fail yet.
+    pub(crate) orphans: BTreeMap<u32, Stream>,
     pub(crate) current: u32,
     pub(crate) effective: u32,
     /// A local reply was asked for: whatever the callback returns is a pause.
