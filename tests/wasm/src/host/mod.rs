@@ -2,15 +2,15 @@
 
 pub(crate) mod abi;
 pub(crate) mod buffers;
-pub mod calls;
+pub(crate) mod calls;
 pub(crate) mod clock;
-pub mod headers;
+pub(crate) mod headers;
 pub(crate) mod http;
 pub(crate) mod memory;
-pub mod meters;
+pub(crate) mod meters;
 pub(crate) mod properties;
-pub mod shared;
-pub mod stream;
+pub(crate) mod shared;
+pub(crate) mod stream;
 pub(crate) mod wasi;
 
 use std::cell::RefCell;
@@ -27,7 +27,7 @@ use shared::{SharedData, SharedQueues};
 use stream::{Side, Stream};
 
 /// Index of a VM in its gateway; never reused.
-pub type VmKey = usize;
+pub(crate) type VmKey = usize;
 
 /// Result codes of the ABI (proxy-wasm-cpp-host `WasmResult`); `Ok` is `Result::Ok`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
