@@ -19,15 +19,22 @@ use crate::vm::Vm;
 const MAX_STEPS: usize = 1_000_000;
 /// How long [`Gateway::run`] waits for a response, in virtual milliseconds.
 const RUN_LIMIT_MS: u64 = 120_000;
+/// What Envoy answers when the upstream breaks before response headers, and its details.
+const RESET_BODY: &str = "upstream connect error or disconnect/reset before headers. \
+                          reset reason: connection termination";
+const RESET_DETAILS: &str = "upstream_reset_before_response_started{connection_termination}";
 
 impl Gateway {
     /// Sends a whole request and delivers what is due now.
     pub fn send(&mut self, exchange: Exchange) -> Flight {
-        let chunks = exchange.chunks.clone();
+        let (chunks, inline) = (exchange.chunks.clone(), exchange.end_with_last_chunk);
         let flight = self.open(exchange, chunks.is_empty());
         let last = chunks.len();
         for (index, chunk) in chunks.iter().enumerate() {
-            self.deliver_body(flight, chunk, index + 1 == last);
+            self.deliver_body(flight, chunk, inline && index + 1 == last);
+        }
+        if last > 0 && !inline {
+            self.deliver_body(flight, b"", true);
         }
         self.pump();
         flight
@@ -49,9 +56,7 @@ impl Gateway {
     /// The client of a request goes away.
     pub fn disconnect(&mut self, flight: Flight) {
         let (vm, stream) = self.key(flight);
-        if !self.vms[vm].lost {
-            self.vms[vm].disconnect(stream);
-        }
+        self.vms[vm].disconnect(stream);
         self.pump();
     }
 
@@ -179,7 +184,7 @@ impl Gateway {
         let vm = &mut self.vms[key];
         if vm.lost {
             let world = self.world.borrow();
-            let reply = lifetime::fail_stream();
+            let reply = lifetime::fail_reply();
             seen.borrow_mut().code_details = Some(reply.details.clone());
             lifetime::answer_directly(&world, &seen, reply.header_map(), reply.body);
             lifetime::close(&world, &seen, Ending::Complete);
@@ -363,6 +368,9 @@ fn upstream_step(vm: &mut Vm, stream: u32, step: Upstream) {
         }
         Upstream::Data { bytes, end } => vm.upstream_data(stream, &bytes, end),
         Upstream::Reset => {
+            if vm.lost {
+                return vm.fail_stream(stream);
+            }
             let Some(state) = vm.host().streams.get_mut(&stream) else {
                 return;
             };
@@ -374,8 +382,8 @@ fn upstream_step(vm: &mut Vm, stream: u32, step: Upstream) {
                 let reply = LocalReply {
                     status: 503,
                     headers: HeaderMap::default(),
-                    body: b"upstream connect error or disconnect/reset before headers".to_vec(),
-                    details: "upstream_reset_before_response_started".into(),
+                    body: RESET_BODY.into(),
+                    details: RESET_DETAILS.into(),
                 };
                 vm.local_reply(stream, reply);
             } else {

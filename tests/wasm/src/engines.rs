@@ -80,17 +80,19 @@ impl Script {
         let body = body.into();
         let mut headers = HeaderMap::of(&[(":status", &status.to_string())]);
         headers.set("content-length", body.len().to_string().as_bytes());
-        let chunks = if body.is_empty() {
-            Vec::new()
-        } else {
-            vec![(0, body)]
-        };
-        Self {
+        let script = Self {
             headers: Some(headers),
-            chunks,
             ..Self::stall()
         }
-        .ends()
+        .ends();
+        if body.is_empty() {
+            return script;
+        }
+        Self {
+            chunks: vec![(0, body)],
+            end_after_ms: Some(0),
+            ..script
+        }
     }
 
     /// A JSON response.
@@ -138,11 +140,14 @@ impl Script {
 
     /// Nobody listens: Envoy's own 503, in both legs an ordinary response.
     pub fn refuse() -> Self {
-        let body = "upstream connect error or disconnect/reset before headers";
+        let body = "upstream connect error or disconnect/reset before headers. \
+                    reset reason: remote connection failure";
+        let details = "upstream_reset_before_response_started{remote_connection_failure}";
         Self {
-            details: "upstream_reset_before_response_started",
+            details,
             ..Self::answer(503, body)
         }
+        .header("content-type", "text/plain")
     }
 
     /// Delays the first step.
@@ -188,6 +193,14 @@ impl Script {
     #[must_use]
     pub fn then_reset(mut self) -> Self {
         self.finish = Finish::Reset;
+        self
+    }
+
+    /// The last chunk carries the end of the stream, as HTTP/2 upstreams send it; by default an
+    /// empty piece follows, as Envoy's HTTP/1 codec delivers it.
+    #[must_use]
+    pub fn end_with_last_chunk(mut self) -> Self {
+        self.end_after_ms = None;
         self
     }
 

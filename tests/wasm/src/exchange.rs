@@ -13,6 +13,7 @@ use crate::host::stream::{Chunk, Ending, UpstreamRequest};
 pub struct Exchange {
     pub(crate) headers: HeaderMap,
     pub(crate) chunks: Vec<Vec<u8>>,
+    pub(crate) end_with_last_chunk: bool,
     pub(crate) worker: usize,
     pub(crate) plugin: PluginId,
     pub(crate) properties: BTreeMap<String, Vec<u8>>,
@@ -65,6 +66,7 @@ impl Exchange {
                 (":scheme", "http"),
             ]),
             chunks: Vec::new(),
+            end_with_last_chunk: false,
             worker: 0,
             plugin: PluginId::default(),
             properties: BTreeMap::new(),
@@ -105,6 +107,14 @@ impl Exchange {
     pub fn chunked(mut self, size: usize) -> Self {
         let body = self.chunks.concat();
         self.chunks = body.chunks(size.max(1)).map(<[u8]>::to_vec).collect();
+        self
+    }
+
+    /// The last piece of the body carries the end of the stream, as HTTP/2 clients send it; by
+    /// default an empty piece follows, as Envoy's HTTP/1 codec delivers it.
+    #[must_use]
+    pub fn end_with_last_chunk(mut self) -> Self {
+        self.end_with_last_chunk = true;
         self
     }
 

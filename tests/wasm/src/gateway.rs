@@ -149,8 +149,9 @@ impl Gateway {
         }
     }
 
-    /// Kills the VM of a worker: every context vanishes without a callback, streams without a
-    /// response get Envoy's 503, others are cut. Requests get 503 until [`Gateway::reload_vm`].
+    /// Kills the VM of a worker: every context vanishes without a callback. A stream ends (503
+    /// before response headers, a cut after) when its next event comes; a paused one hangs until
+    /// its client leaves. Requests get 503 until [`Gateway::reload_vm`].
     pub fn kill_vm(&mut self, worker: usize) {
         self.drop_vm(self.workers[worker]);
     }

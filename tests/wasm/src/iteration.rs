@@ -52,6 +52,9 @@ impl Vm {
 
     /// Takes body bytes from the sender of a side through the filter.
     pub(crate) fn data(&mut self, side: Side, id: u32, bytes: &[u8], end: bool) {
+        if self.lost {
+            return self.fail_stream(id);
+        }
         let Some(stream) = self.host().streams.get_mut(&id) else {
             return;
         };
@@ -108,7 +111,14 @@ impl Vm {
         };
         self.note(id, name);
         let returned = self.enter(id, callback, (id, size as u32, u32::from(end)));
-        let pause = returned.is_some_and(|r| r.stopped || r.value != 0);
+        let stopped = returned.as_ref().is_some_and(|r| r.stopped);
+        let pause = stopped || returned.is_some_and(|r| r.value != 0);
+        if stopped && let Some(stream) = self.host().streams.get_mut(&id) {
+            // After a local reply Envoy stops without buffering.
+            let leg = stream.leg(side);
+            leg.buffering = false;
+            leg.chunk = None;
+        }
         self.run_actions();
         let Some(stream) = self.host().streams.get_mut(&id) else {
             return;
@@ -123,7 +133,7 @@ impl Vm {
         if pause {
             leg.iteration = Iteration::Stopped;
             leg.buffer.extend_from_slice(&chunk);
-            leg.buffering = true;
+            leg.buffering = !stopped;
             self.limit_buffer(side, id);
             return;
         }
@@ -144,19 +154,15 @@ impl Vm {
             return;
         }
         let leg = stream.leg(side);
-        if leg.in_callback {
-            self.host().fault(Fault::ResumeInOwnCallback { stream: id });
+        let held = leg.iteration;
+        if held == Iteration::Running && !leg.in_callback {
+            self.host().fault(Fault::ResumeNotPaused { stream: id });
             return;
         }
-        let (ended, held) = match leg.iteration {
-            Iteration::Running => {
-                self.host().fault(Fault::ResumeNotPaused { stream: id });
-                return;
-            }
-            Iteration::Stopped | Iteration::StoppedAll => (leg.ended, leg.iteration),
-        };
         leg.iteration = Iteration::Running;
         leg.buffering = false;
+        // Inside a body callback the chunk at hand still depends on what the callback returns.
+        let ended = leg.ended && leg.chunk.is_none();
         let body = std::mem::take(&mut leg.buffer);
         let only_headers = !leg.headers_passed && ended && body.is_empty();
         self.pass_headers(side, id, only_headers);

@@ -20,18 +20,18 @@
     reason = "test support: a broken expectation has to fail the test that holds it"
 )]
 
-pub mod config;
+mod config;
 mod drive;
-pub mod engines;
-pub mod exchange;
-pub mod gateway;
-pub mod host;
+mod engines;
+mod exchange;
+mod gateway;
+mod host;
 mod iteration;
 mod lifetime;
-pub mod module;
+mod module;
 mod observe;
 mod timeline;
-pub mod vm;
+mod vm;
 
 pub use config::{GatewayConfig, PluginId, StartError};
 pub use engines::{Script, Sent};
@@ -39,6 +39,8 @@ pub use exchange::{Exchange, Flight, Outcome};
 pub use gateway::Gateway;
 pub use host::calls::{CallId, CallRecord, CallState};
 pub use host::headers::HeaderMap;
+pub use host::meters::Meters;
+pub use host::shared::{Counts, SharedData};
 pub use host::stream::{Chunk, Ending, UpstreamRequest};
-pub use host::{Fault, LogLevel, LogLine};
+pub use host::{Fault, LogLevel, LogLine, Status};
 pub use module::{Module, filter_path};

@@ -30,6 +30,9 @@ impl Vm {
         details: &str,
         end: bool,
     ) {
+        if self.lost {
+            return self.fail_stream(id);
+        }
         let Some(stream) = self.host().streams.get_mut(&id) else {
             return;
         };
@@ -44,6 +47,9 @@ impl Vm {
 
     /// Body bytes of the upstream's response arrive.
     pub(crate) fn upstream_data(&mut self, id: u32, bytes: &[u8], end: bool) {
+        if self.lost {
+            return self.fail_stream(id);
+        }
         let Some(stream) = self.host().streams.get_mut(&id) else {
             return;
         };
@@ -90,6 +96,10 @@ impl Vm {
 
     /// The client went away.
     pub(crate) fn disconnect(&mut self, id: u32) {
+        let host = self.host();
+        if let Some(stream) = host.orphans.remove(&id) {
+            close(&host.world.borrow(), &stream.seen, Ending::Disconnected);
+        }
         if let Some(stream) = self.host().streams.get(&id) {
             stream.seen.borrow_mut().code_details = Some("downstream_remote_disconnect".into());
         }
@@ -125,33 +135,39 @@ impl Vm {
         }
     }
 
-    /// The VM is gone: no callback runs any more; a stream that got no response yet is answered by
-    /// Envoy's 503, the others are cut; its calls never call back.
+    /// The VM is gone: no callback runs any more, its calls never call back. Envoy fails a stream
+    /// when it next has something for the filter ([`Vm::fail_stream`]); a paused one hangs.
     pub(crate) fn lose(&mut self) {
         self.lost = true;
         let host = self.host();
         host.actions.clear();
-        for stream in std::mem::take(&mut host.streams).into_values() {
-            if stream.finishing {
-                continue;
-            }
-            let world = host.world.borrow();
-            if stream.response.headers_passed {
-                close(&world, &stream.seen, Ending::VmLost);
-            } else {
-                let reply = fail_stream();
-                stream.seen.borrow_mut().code_details = Some(reply.details.clone());
-                answer_directly(&world, &stream.seen, reply.header_map(), reply.body);
-                close(&world, &stream.seen, Ending::Complete);
-            }
-        }
         host.roots.clear();
+        let streams = std::mem::take(&mut host.streams);
+        host.orphans
+            .extend(streams.into_iter().filter(|(_, stream)| !stream.finishing));
         host.world.borrow_mut().calls.abandon(host.vm, None);
+    }
+
+    /// Ends a stream of a lost VM: Envoy's 503 before response headers, a cut after.
+    pub(crate) fn fail_stream(&mut self, id: u32) {
+        let host = self.host();
+        let Some(stream) = host.orphans.remove(&id) else {
+            return;
+        };
+        let world = host.world.borrow();
+        if stream.response.headers_passed {
+            close(&world, &stream.seen, Ending::VmLost);
+        } else {
+            let reply = fail_reply();
+            stream.seen.borrow_mut().code_details = Some(reply.details.clone());
+            answer_directly(&world, &stream.seen, reply.header_map(), reply.body);
+            close(&world, &stream.seen, Ending::Complete);
+        }
     }
 }
 
 /// The answer of a worker without a VM.
-pub(crate) fn fail_stream() -> LocalReply {
+pub(crate) fn fail_reply() -> LocalReply {
     LocalReply {
         status: 503,
         headers: HeaderMap::default(),

@@ -9,7 +9,7 @@ use wasmtime::{Config, Engine, InstancePre, Linker, OptLevel};
 use crate::host::{Host, abi, wasi};
 
 /// Names the module under test; overrides the default path.
-pub const FILTER_WASM: &str = "FILTER_WASM";
+pub(crate) const FILTER_WASM: &str = "FILTER_WASM";
 
 /// Marks a module of the ABI this host speaks.
 const ABI_VERSION: &str = "proxy_abi_version_0_2_1";

@@ -84,6 +84,7 @@ impl Vm {
             configuring: None,
             roots: BTreeMap::new(),
             streams: BTreeMap::new(),
+            orphans: BTreeMap::new(),
             current: 0,
             effective: 0,
             stop: false,
@@ -181,6 +182,7 @@ impl Vm {
                 };
                 host.fault(fault);
                 self.lose();
+                self.fail_stream(context);
                 None
             }
         }

@@ -50,7 +50,7 @@ pub struct CallRecord {
 
 /// An answer on its way to the guest; without headers it is the failure shape.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Reply {
+pub(crate) struct Reply {
     /// Response headers with `:status`; empty for a reset.
     pub headers: HeaderMap,
     /// The whole body.
@@ -71,7 +71,7 @@ pub(crate) struct Calls {
 
 impl Reply {
     /// A reply with a status and a body.
-    pub fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
+    pub(crate) fn new(status: u16, body: impl Into<Vec<u8>>) -> Self {
         let body = body.into();
         let mut headers = HeaderMap::of(&[(":status", &status.to_string())]);
         headers.set("content-length", body.len().to_string().as_bytes());
@@ -83,13 +83,13 @@ impl Reply {
     }
 
     /// The failure shape: the connection was reset, or the reply was over the limit.
-    pub fn failure() -> Self {
+    pub(crate) fn failure() -> Self {
         Self::default()
     }
 
     /// Adds a header.
     #[must_use]
-    pub fn header(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.add(name, value.as_bytes());
         self
     }

@@ -6,7 +6,7 @@ use super::Status;
 
 /// The kinds of the ABI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Only grows.
     Counter,
     /// Can be set and moved both ways.

@@ -2,15 +2,15 @@
 
 pub(crate) mod abi;
 pub(crate) mod buffers;
-pub mod calls;
+pub(crate) mod calls;
 pub(crate) mod clock;
-pub mod headers;
+pub(crate) mod headers;
 pub(crate) mod http;
 pub(crate) mod memory;
-pub mod meters;
+pub(crate) mod meters;
 pub(crate) mod properties;
-pub mod shared;
-pub mod stream;
+pub(crate) mod shared;
+pub(crate) mod stream;
 pub(crate) mod wasi;
 
 use std::cell::RefCell;
@@ -27,7 +27,7 @@ use shared::{SharedData, SharedQueues};
 use stream::{Side, Stream};
 
 /// Index of a VM in its gateway; never reused.
-pub type VmKey = usize;
+pub(crate) type VmKey = usize;
 
 /// Result codes of the ABI (proxy-wasm-cpp-host `WasmResult`); `Ok` is `Result::Ok`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,11 +81,6 @@ pub enum Fault {
     },
     /// A resume of a side that is not paused.
     ResumeNotPaused {
-        /// The stream's context.
-        stream: u32,
-    },
-    /// A resume of a side from its own callback, where the returned action decides.
-    ResumeInOwnCallback {
         /// The stream's context.
         stream: u32,
     },
@@ -176,6 +171,8 @@ pub(crate) struct Host {
     pub(crate) configuring: Option<Vec<u8>>,
     pub(crate) roots: BTreeMap<u32, Root>,
     pub(crate) streams: BTreeMap<u32, Stream>,
+    /// Streams of a lost VM that Envoy did not fail yet.
+    pub(crate) orphans: BTreeMap<u32, Stream>,
     pub(crate) current: u32,
     pub(crate) effective: u32,
     /// A local reply was asked for: whatever the callback returns is a pause.

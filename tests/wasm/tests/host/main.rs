@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod calls;
+mod envoy;
 mod requests;
 mod responses;
 mod sharing;
