@@ -2,6 +2,7 @@
 
 use crate::fleet::FleetCache;
 use crate::reply::{Fault, Reply};
+use pd_wire::knobs::excerpt;
 use serde_json::{Value, json};
 
 /// `GET /v1/models`, OpenAI-shaped.
@@ -16,7 +17,7 @@ pub fn list(fleet: &FleetCache) -> Reply {
 pub fn one(fleet: &FleetCache, id: &str) -> Reply {
     match fleet.models().find(|name| *name == id) {
         Some(name) => ok(&model(name)),
-        None => Fault::Model(id.to_owned()).reply(None),
+        None => Fault::Model(excerpt(id)).reply(None),
     }
 }
 

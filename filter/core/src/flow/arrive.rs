@@ -1,24 +1,21 @@
 //! From a complete body to the first leg: read, resolve, choose and charge in one step, send.
 
+use super::plan::{Plan, pods};
 use super::state::{Choice, Prefilling, State};
-use super::{Attempt, BodyEdit, Call, Effect, Flow, Head};
-use crate::config::{RequestHints, resolve};
+use super::{Attempt, BodyEdit, Call, Effect, Flow};
 use crate::engine::vllm;
 use crate::fleet::{FleetPod, ModelFleet};
-use crate::ledger::{Amounts, DecodeCharge, Pick, PrefillCharge};
+use crate::ledger::Amounts;
 use crate::meters::{Count, Meter};
-use crate::prefix::{Chain, PrefixIndex, chain, model_hash};
 use crate::reply::Fault;
-use crate::request::{Endpoint, Member, Scan, patch, scan};
-use crate::select::{Decision, Query, Refusal, Settings, Shape, Strategy, Target, select};
+use crate::request::{Scan, patch, scan};
+use crate::select::{Query, Refusal, Settings, select};
 use crate::worker::Scene;
-use pd_wire::knobs::{self, Choice as _, DecodePolicy, Knobs, KvConnector, PrefillPolicy};
+use pd_wire::knobs::{Choice as _, Knobs, KvConnector, excerpt};
 use pd_wire::names;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Bytes of a request body per prompt token, as the reference charges them.
-const BYTES_PER_TOKEN: u64 = 4;
 /// How much later than our own deadline the host may give up on a call, in ms.
 const HOST_GRACE_MS: u64 = 1000;
 
@@ -70,7 +67,7 @@ impl Flow {
     ) -> Result<State, Fault> {
         let scan = scan(self.head.endpoint, body)?;
         let fleet = scene.worker.fleet.model(&scan.model);
-        let fleet = fleet.ok_or_else(|| Fault::Model(scan.model.clone()))?;
+        let fleet = fleet.ok_or_else(|| Fault::Model(excerpt(&scan.model)))?;
         self.model = Some(Rc::clone(&fleet.name));
         let plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
         let choice = self.choose(&plan, &attempt, scene)?;
@@ -209,189 +206,6 @@ impl Flow {
     }
 }
 
-/// What is known of a request before pods are chosen.
-struct Plan {
-    fleet: Rc<ModelFleet>,
-    knobs: Arc<Knobs>,
-    strategy: knobs::Strategy,
-    /// Profile by which every pod's own range is looked up.
-    pod_profile: Option<String>,
-    endpoint: Endpoint,
-    hands_over: bool,
-    /// Prompt tokens, estimated from the text.
-    prompt_tokens: u64,
-    /// Prompt tokens as charged: body bytes / 4.
-    charged_tokens: u64,
-    text_bytes: u64,
-    chain: Option<Chain>,
-    match_percent: Vec<u8>,
-}
-
-impl Plan {
-    fn new(
-        body: &[u8],
-        scan: &Scan,
-        fleet: Rc<ModelFleet>,
-        head: &Head,
-        scene: &Scene<'_>,
-    ) -> Result<Self, Fault> {
-        let text_bytes = u64::try_from(scan.text_bytes()).unwrap_or(u64::MAX);
-        let body_bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
-        let prompt_tokens = text_bytes / BYTES_PER_TOKEN;
-        let mut hints = RequestHints {
-            strategy: head.strategy.as_deref(),
-            profile: head.profile.as_deref(),
-            prompt_tokens: Some(prompt_tokens),
-            max_tokens: None,
-        };
-        if hints.is_auto() {
-            hints.max_tokens = max_tokens(body, scan);
-        }
-        let config = fleet
-            .config
-            .and_then(|index| fleet.configs.get(usize::try_from(index).ok()?));
-        let resolved = resolve(scene.config, config, hints, !fleet.rolesets.is_empty())
-            .map_err(|error| Fault::Strategy(error.to_string()))?;
-        if let Some(policy) = &resolved.knobs.invalid_decode_policy {
-            let allowed = DecodePolicy::NAMES.join(", ");
-            return Err(Fault::Policy(format!(
-                "the profile names the unknown decodeScorePolicy {policy}; use one of {allowed}"
-            )));
-        }
-        let mut plan = Self {
-            knobs: resolved.knobs,
-            strategy: resolved.strategy,
-            pod_profile: resolved.pod_profile.map(str::to_owned),
-            fleet: Rc::clone(&fleet),
-            endpoint: head.endpoint,
-            hands_over: scan.hands_over,
-            prompt_tokens,
-            charged_tokens: body_bytes / BYTES_PER_TOKEN,
-            text_bytes,
-            chain: None,
-            match_percent: Vec::new(),
-        };
-        if plan.reads_prefixes() {
-            plan.look_up_prefix(body, scan, scene);
-        }
-        Ok(plan)
-    }
-
-    /// True when the policy asks the prefix index and there is a choice to make.
-    fn reads_prefixes(&self) -> bool {
-        use PrefillPolicy::{Conductor, HybridCacheLoad, PrefixCache};
-        let policy = self.knobs.prefill_score_policy;
-        self.shape() == Shape::Pair
-            && matches!(policy, PrefixCache | HybridCacheLoad | Conductor)
-            && self
-                .fleet
-                .rolesets
-                .iter()
-                .map(|set| set.prefill.len())
-                .sum::<usize>()
-                > 1
-    }
-
-    fn look_up_prefix(&mut self, body: &[u8], scan: &Scan, scene: &Scene<'_>) {
-        let knobs = &self.knobs;
-        let block = usize::try_from(knobs.prefix_cache_block_size).unwrap_or(usize::MAX);
-        let seed = knobs.prefix_cache_hash_seed.unwrap_or(0);
-        let blocks = chain(scan.identity(body), block, seed);
-        let pods: Vec<_> = self.fleet.pods.iter().map(|pod| pod.key).collect();
-        self.match_percent = vec![0; pods.len()];
-        index(knobs).lookup(
-            scene.store,
-            model_hash(&self.fleet.name),
-            &blocks,
-            &pods,
-            scene.now_ms,
-            &mut self.match_percent,
-        );
-        self.chain = Some(blocks);
-    }
-
-    /// What the request needs.
-    fn shape(&self) -> Shape {
-        match self.strategy {
-            knobs::Strategy::Pd if self.endpoint == Endpoint::Other => {
-                Shape::Plain(Strategy::LeastRequest)
-            }
-            knobs::Strategy::Pd if self.hands_over => Shape::Pair,
-            knobs::Strategy::Pd => Shape::OneLeg,
-            knobs::Strategy::Random => Shape::Plain(Strategy::Random),
-            knobs::Strategy::PrefixCache => Shape::Plain(Strategy::PrefixCache),
-            knobs::Strategy::LeastRequest | knobs::Strategy::SessionAffinity => {
-                Shape::Plain(Strategy::LeastRequest)
-            }
-        }
-    }
-
-    /// What the chosen pods are charged.
-    fn pick(&self, decision: &Decision) -> Result<Pick, Refusal> {
-        let knobs = &self.knobs;
-        let (prefill, decode) = pods(&decision.target);
-        let key = |position| self.fleet.pod(position).map(|pod| pod.key);
-        let new_tokens = match decision.explanation.match_percent {
-            Some(percent) if knobs.prefill_score_policy == PrefillPolicy::HybridCacheLoad => {
-                let missing = 100_u64.saturating_sub(u64::from(percent));
-                self.charged_tokens.saturating_mul(missing) / 100
-            }
-            _ => self.charged_tokens,
-        };
-        let tokens = knobs.token_load_request_cost.saturating_add(new_tokens);
-        Ok(Pick {
-            prefill: prefill
-                .and_then(key)
-                .map(|pod| PrefillCharge { pod, tokens }),
-            decode: key(decode).map(|pod| DecodeCharge {
-                pod,
-                tokens: self.charged_tokens,
-            }),
-            ttl_ms: knobs.token_load_ttl_ms,
-        })
-    }
-
-    fn no_pod(&self, detail: String) -> Fault {
-        Fault::NoPod {
-            model: self.fleet.name.to_string(),
-            detail,
-        }
-    }
-
-    /// The client's view of a refusal: the failed prefill leg when there was one.
-    fn fault(&self, refusal: &Refusal, attempt: &Attempt) -> Fault {
-        match &attempt.failure {
-            Some((failure, detail)) => Fault::Prefill {
-                failure: *failure,
-                detail: detail.clone(),
-            },
-            None if refusal.at_capacity() => Fault::Capacity(self.fleet.name.to_string()),
-            None => self.no_pod(refusal.to_string()),
-        }
-    }
-}
-
-/// Tokens the request allows to generate, if it says so.
-fn max_tokens(body: &[u8], scan: &Scan) -> Option<u64> {
-    [Member::MaxTokens, Member::MaxCompletionTokens]
-        .into_iter()
-        .find_map(|member| {
-            std::str::from_utf8(scan.value(body, member)?)
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
-        })
-}
-
-/// The prefix index the knobs describe.
-pub(super) fn index(knobs: &Knobs) -> PrefixIndex {
-    PrefixIndex::new(
-        knobs.prefix_cache_block_number,
-        knobs.prefix_cache_eviction_duration_ms,
-    )
-}
-
 /// Rolesets a retry may not use: those tried, or all of them when no further try is allowed.
 fn excluded(attempt: &Attempt, fleet: &ModelFleet, knobs: &Knobs, scene: &Scene<'_>) -> Vec<u16> {
     if attempt.failure.is_none() {
@@ -418,14 +232,6 @@ fn connector(pod: &FleetPod, knobs: &Knobs) -> KvConnector {
         .as_deref()
         .and_then(KvConnector::from_name)
         .unwrap_or(knobs.kv_connector_type)
-}
-
-/// Prefill pod, if any, and the pod that answers.
-fn pods(target: &Target) -> (Option<u16>, u16) {
-    match *target {
-        Target::Pair(pair) => (Some(pair.prefill), pair.decode),
-        Target::Combined(pod) | Target::OneLeg(pod) => (None, pod),
-    }
 }
 
 /// The facts of a choice for the access log.

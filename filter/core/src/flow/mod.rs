@@ -21,6 +21,7 @@ mod effect;
 mod ending;
 mod event;
 mod head;
+mod plan;
 mod prefill;
 pub mod sse;
 mod state;

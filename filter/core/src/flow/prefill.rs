@@ -1,6 +1,6 @@
 //! While the prefill leg is out, with its client and without.
 
-use super::arrive::index;
+use super::plan::index;
 use super::state::{Freeing, Prefilling, State};
 use super::{BodyEdit, Call, Effect, Event, Flow};
 use crate::engine::vllm::{self, HandOver};
