@@ -159,7 +159,10 @@ impl Envoy {
     /// Envoy refused it; the message is Envoy's.
     pub async fn reload(&mut self, change: impl FnOnce(&mut EnvoyConfig)) -> Result<()> {
         change(&mut self.config);
-        let before = (self.counter("update_success").await?, self.counter("update_rejected").await?);
+        let before = (
+            self.counter("update_success").await?,
+            self.counter("update_rejected").await?,
+        );
         // The sockets stay: the first start asked for any port, later ones for the same.
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let (data, control) = if self.started == 0 {
@@ -168,17 +171,27 @@ impl Envoy {
             (self.data, self.control)
         };
         write_listeners(&self.config, &self.folder, data, control)?;
-        let refused = within(Duration::from_secs(20), "the listeners are updated", || async {
-            if self.counter("update_rejected").await? > before.1 {
-                return Ok(true);
-            }
-            ensure!(self.counter("update_success").await? > before.0, "no update yet");
-            Ok(false)
-        })
+        let refused = within(
+            Duration::from_secs(20),
+            "the listeners are updated",
+            || async {
+                if self.counter("update_rejected").await? > before.1 {
+                    return Ok(true);
+                }
+                ensure!(
+                    self.counter("update_success").await? > before.0,
+                    "no update yet"
+                );
+                Ok(false)
+            },
+        )
         .await;
         if refused {
             let log = self.log();
-            let line = log.lines().rev().find(|l| l.contains("gRPC config") || l.contains("rejected"));
+            let line = log
+                .lines()
+                .rev()
+                .find(|l| l.contains("gRPC config") || l.contains("rejected"));
             anyhow::bail!("refused: {}", line.unwrap_or("no reason logged"));
         }
         Ok(())
@@ -208,7 +221,10 @@ impl Envoy {
     /// # Errors
     /// The admin interface does not answer.
     pub async fn metrics(&self) -> Result<String> {
-        Ok(Call::get("/stats/prometheus").send(self.admin).await?.text())
+        Ok(Call::get("/stats/prometheus")
+            .send(self.admin)
+            .await?
+            .text())
     }
 
     /// What is charged.
@@ -273,11 +289,16 @@ impl Envoy {
         }
         let admin = self.admin;
         let listeners = eventually("both listeners are up", || async move {
-            let page = Call::get("/listeners?format=json").send(admin).await?.json();
+            let page = Call::get("/listeners?format=json")
+                .send(admin)
+                .await?
+                .json();
             let find = |name: &str| {
                 let all = page["listener_statuses"].as_array().into_iter().flatten();
                 let mut named = all.filter(|l| l["name"] == name);
-                let address = named.next().map(|l| l["local_address"]["socket_address"].clone());
+                let address = named
+                    .next()
+                    .map(|l| l["local_address"]["socket_address"].clone());
                 address.and_then(|a| a["port_value"].as_u64())
             };
             let pair = find("pd-data").zip(find("pd-control"));
@@ -321,7 +342,11 @@ fn launch(
         .args(["--disable-hot-restart", "--drain-time-s", "2"])
         .args(["--file-flush-interval-msec", "100"])
         .envs(&config.environment);
-    Process::start("envoy", &mut command, &folder.join(format!("envoy-{run}.log")))
+    Process::start(
+        "envoy",
+        &mut command,
+        &folder.join(format!("envoy-{run}.log")),
+    )
 }
 
 fn write_listeners(
@@ -350,7 +375,9 @@ fn render<N: AsRef<str>>(
     values: impl IntoIterator<Item = (N, String)>,
 ) -> Result<String> {
     let root = crate::Programs::repository();
-    let values = values.into_iter().map(|(name, value)| format!("{}={value}", name.as_ref()));
+    let values = values
+        .into_iter()
+        .map(|(name, value)| format!("{}={value}", name.as_ref()));
     let output = Command::new(root.join("scripts/render-envoy.sh"))
         .arg(root.join("envoy/standalone").join(template))
         .args(values)

@@ -90,7 +90,10 @@ impl Load {
         lanes: usize,
         make: impl Fn(u64) -> Call + Send + Sync + 'static,
     ) -> Self {
-        let (ending, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (ending, done) = (
+            Arc::new(AtomicBool::new(false)),
+            Arc::new(AtomicU64::new(0)),
+        );
         let (make, next) = (Arc::new(make), Arc::new(AtomicU64::new(0)));
         let lane = |_| {
             let (ending, done) = (Arc::clone(&ending), Arc::clone(&done));
@@ -106,7 +109,11 @@ impl Load {
             })
         };
         let lanes = (0..lanes).map(lane).collect();
-        Self { lanes, ending, done }
+        Self {
+            lanes,
+            ending,
+            done,
+        }
     }
 
     /// Waits until this many more requests have ended.

@@ -178,7 +178,9 @@ impl Stand {
     /// It cannot be started.
     pub fn start_agent(&mut self) -> Result<()> {
         self.agent = None;
-        let log = self.path().join(format!("agent-{}.log", self.agents_started));
+        let log = self
+            .path()
+            .join(format!("agent-{}.log", self.agents_started));
         self.agents_started += 1;
         let agent = Agent::start(&self.pods_file(), self.envoy.control(), &log)?;
         self.agent = Some(agent);
@@ -195,7 +197,9 @@ impl Stand {
 
     /// All engines by pod name.
     pub fn engines(&self) -> impl Iterator<Item = (&str, &Engine)> {
-        self.engines.iter().map(|(name, engine)| (name.as_str(), engine))
+        self.engines
+            .iter()
+            .map(|(name, engine)| (name.as_str(), engine))
     }
 
     /// The pods file.
@@ -246,7 +250,10 @@ impl Stand {
 
     /// Sum of one count over all engines.
     pub fn total(&self, count: impl Fn(&pd_engine_sim::State) -> u64) -> u64 {
-        self.engines.values().map(|engine| count(&engine.state())).sum()
+        self.engines
+            .values()
+            .map(|engine| count(&engine.state()))
+            .sum()
     }
 
     /// Waits until nothing is charged, no flow lives and no engine holds KV.
@@ -264,7 +271,10 @@ impl Stand {
 
     fn write_pods(&self) -> Result<()> {
         let manifests = self.pods.iter().map(|pod| {
-            let engine = self.engines.get(&pod.name).context("a pod without an engine")?;
+            let engine = self
+                .engines
+                .get(&pod.name)
+                .context("a pod without an engine")?;
             let uid = format!("uid-{}-{}", pod.name, engine.address().port());
             Ok(pod.manifest(engine.address(), &uid))
         });
@@ -307,7 +317,12 @@ pub fn prompt_of(answer: &Answer) -> Identity {
         panic!("no identity in {text:?} of {}", answer.shown())
     };
     if let Some(kv) = identity.kv {
-        assert_eq!(kv, identity.prompt, "KV of another prompt: {}", answer.shown());
+        assert_eq!(
+            kv,
+            identity.prompt,
+            "KV of another prompt: {}",
+            answer.shown()
+        );
     }
     identity
 }

@@ -44,16 +44,28 @@ fn golden(name: &str) -> String {
 async fn matches_golden(stand: &Stand, path: &str, case: &str, new_in_prefill: &[&str]) {
     let request = golden(&format!("{case}.request.json"));
     let expected = golden(&format!("{case}.prefill.json"));
-    let answer = stand.send(Call::post(path, request.clone())).await.expect(200);
+    let answer = stand
+        .send(Call::post(path, request.clone()))
+        .await
+        .expect(200);
     prompt_of(&answer);
     let legs = stand.legs(&answer);
     assert_eq!(legs.len(), 2, "{case}: {}", answer.shown());
 
     let (inserted, rest) = split(body_of(&legs[0]), new_in_prefill.len());
-    let mut names: Vec<_> = inserted.as_object().unwrap().keys().map(String::as_str).collect();
+    let mut names: Vec<_> = inserted
+        .as_object()
+        .unwrap()
+        .keys()
+        .map(String::as_str)
+        .collect();
     names.sort_unstable();
     assert_eq!(names, new_in_prefill, "{case}: {}", body_of(&legs[0]));
-    assert_eq!(rest, expected.replacen("@NEW@,", "", 1), "{case}: prefill leg");
+    assert_eq!(
+        rest,
+        expected.replacen("@NEW@,", "", 1),
+        "{case}: prefill leg"
+    );
     for (name, value) in inserted.as_object().unwrap() {
         match name.as_str() {
             "kv_transfer_params" => assert_eq!(
@@ -92,7 +104,12 @@ async fn matches_golden(stand: &Stand, path: &str, case: &str, new_in_prefill: &
 async fn both_legs_match_the_golden_files() {
     let stand = Stand::pairs("golden", 1).await;
     let (chat, completions) = ("/v1/chat/completions", "/v1/completions");
-    let fresh = ["kv_transfer_params", "max_completion_tokens", "max_tokens", "stream"];
+    let fresh = [
+        "kv_transfer_params",
+        "max_completion_tokens",
+        "max_tokens",
+        "stream",
+    ];
     // Tool schemas, unicode raw and escaped, integers beyond 64 bits, unusual numbers, key order.
     matches_golden(&stand, chat, "tools", &fresh).await;
     // White space everywhere, also before the brace.
@@ -100,7 +117,13 @@ async fn both_legs_match_the_golden_files() {
     // Members the router owns are replaced in place, or leave with their comma.
     let some = ["kv_transfer_params", "max_completion_tokens"];
     matches_golden(&stand, chat, "owned", &some).await;
-    matches_golden(&stand, completions, "completion", &["kv_transfer_params", "stream"]).await;
+    matches_golden(
+        &stand,
+        completions,
+        "completion",
+        &["kv_transfer_params", "stream"],
+    )
+    .await;
     stand.settled(Duration::from_secs(5)).await;
 }
 
@@ -108,13 +131,19 @@ async fn both_legs_match_the_golden_files() {
 async fn a_byte_order_mark_is_accepted_and_kept() {
     let stand = Stand::pairs("bom", 1).await;
     let body = format!("\u{feff} \n{}", chat_body("with a mark", false));
-    let answer = stand.send(Call::post("/v1/chat/completions", body.clone())).await;
+    let answer = stand
+        .send(Call::post("/v1/chat/completions", body.clone()))
+        .await;
     // The engine may refuse the mark itself; the router must not.
     assert!([200, 400].contains(&answer.status), "{}", answer.shown());
     let seen = stand.seen("prefill-r0");
     assert_eq!(seen.len(), 1, "{}", answer.shown());
     let (_, inside) = body.split_once('{').unwrap();
-    assert!(body_of(&seen[0]).starts_with("\u{feff} \n{"), "{}", body_of(&seen[0]));
+    assert!(
+        body_of(&seen[0]).starts_with("\u{feff} \n{"),
+        "{}",
+        body_of(&seen[0])
+    );
     assert!(inside.contains("with a mark") && body_of(&seen[0]).contains("with a mark"));
     stand.settled(Duration::from_secs(5)).await;
 }
@@ -145,30 +174,49 @@ async fn a_prompt_of_ten_megabytes_is_routed() {
     let stand = Stand::pairs("ten-megabytes", 1).await;
     let body = chat_body(&"0123456789abcde ".repeat(640 << 10), true);
     assert!(body.len() > 10 << 20);
-    let answer = stand.send(Call::post("/v1/chat/completions", body.clone())).await.expect(200);
+    let answer = stand
+        .send(Call::post("/v1/chat/completions", body.clone()))
+        .await
+        .expect(200);
     prompt_of(&answer);
     let legs = stand.legs(&answer);
     assert_eq!(legs.len(), 2);
     let (_, rest) = split(body_of(&legs[1]), 1);
     assert!(rest == body, "the decode leg is the client's body");
-    println!("{} bytes: first byte {:?}, total {:?}", body.len(), answer.head_at, answer.total);
+    println!(
+        "{} bytes: first byte {:?}, total {:?}",
+        body.len(),
+        answer.head_at,
+        answer.total
+    );
     stand.settled(Duration::from_secs(10)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_over_the_limit_is_a_413_in_openai_form() {
     let limit = |envoy: &mut pd_e2e::EnvoyConfig| envoy.listener("BODY_LIMIT", "2000000");
-    let stand = Stand::builder("413").pods(Pod::pairs(1)).envoy(limit).start().await;
+    let stand = Stand::builder("413")
+        .pods(Pod::pairs(1))
+        .envoy(limit)
+        .start()
+        .await;
     let body = |bytes: usize| -> Bytes { chat_body(&"x".repeat(bytes), false).into() };
     let path = "/v1/chat/completions";
-    stand.send(Call::post(path, body(1_900_000))).await.expect(200);
+    stand
+        .send(Call::post(path, body(1_900_000)))
+        .await
+        .expect(200);
     for call in [
         Call::post(path, body(2_100_000)),
         Call::post(path, body(2_100_000)).chunks_of(50_000),
     ] {
         let answer = stand.send(call).await.expect(413);
         assert_eq!(answer.json()["error"]["type"], "invalid_request_error");
-        assert!(!answer.header("request-id").is_empty(), "{}", answer.shown());
+        assert!(
+            !answer.header("request-id").is_empty(),
+            "{}",
+            answer.shown()
+        );
     }
     assert_eq!(stand.seen("prefill-r0").len(), 1);
     stand.settled(Duration::from_secs(5)).await;
@@ -219,7 +267,10 @@ async fn hand_over_members_from_a_client_are_refused_on_every_route() {
     }
     // The same words inside a message are nobody's business.
     let body = chat_body(r#"{"kv_transfer_params": {"rid": 1}}"#, false);
-    stand.send(Call::post("/v1/chat/completions", body)).await.expect(200);
+    stand
+        .send(Call::post("/v1/chat/completions", body))
+        .await
+        .expect(200);
     let seen = stand.seen("prefill-r0").len() + stand.seen("decode-r0").len();
     assert_eq!(seen, 2, "only the last request reached the engines");
     stand.settled(Duration::from_secs(5)).await;
@@ -234,9 +285,22 @@ async fn what_cannot_hand_kv_over_goes_in_one_leg() {
         r#"{"model":"sim-model","prompt":"a","best_of":2,"max_tokens":2}"#,
     ];
     for body in bodies {
-        let answer = stand.send(Call::post("/v1/completions", body)).await.expect(200);
-        assert_eq!(answer.header("target-pod"), "decode-r0", "{}", answer.shown());
-        assert_eq!(answer.header("prefill-target-pod"), "", "{}", answer.shown());
+        let answer = stand
+            .send(Call::post("/v1/completions", body))
+            .await
+            .expect(200);
+        assert_eq!(
+            answer.header("target-pod"),
+            "decode-r0",
+            "{}",
+            answer.shown()
+        );
+        assert_eq!(
+            answer.header("prefill-target-pod"),
+            "",
+            "{}",
+            answer.shown()
+        );
         let sent = stand.seen("decode-r0");
         assert_eq!(sent.last().and_then(|r| r.body.as_deref()), Some(body));
     }

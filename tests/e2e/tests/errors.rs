@@ -12,7 +12,11 @@ use tokio::net::TcpStream;
 const CHAT: &str = "/v1/chat/completions";
 
 fn has_request_id(answer: &Answer) {
-    assert!(!answer.header("request-id").is_empty(), "{}", answer.shown());
+    assert!(
+        !answer.header("request-id").is_empty(),
+        "{}",
+        answer.shown()
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -27,12 +31,24 @@ async fn requests_that_say_nothing_sensible_are_refused_before_any_engine() {
         (400, "{}".to_owned()),
         (400, format!("{{{message}}}")),
         (400, format!(r#"{{"model":7,{message}}}"#)),
-        (400, format!(r#"{{"model":"sim-model",{message}}} trailing"#)),
+        (
+            400,
+            format!(r#"{{"model":"sim-model",{message}}} trailing"#),
+        ),
         (400, format!(r#"{{"model":"sim-model",{message},}}"#)),
         // A key that the router acts on, twice, plainly or escaped.
-        (400, format!(r#"{{"model":"sim-model","model":"sim-model",{message}}}"#)),
-        (400, format!(r#"{{"model":"sim-model",{message},"stream":true,"stream":false}}"#)),
-        (400, format!(r#"{{"model":"sim-model",{message},"max_tokens":1,"max_\u0074okens":9}}"#)),
+        (
+            400,
+            format!(r#"{{"model":"sim-model","model":"sim-model",{message}}}"#),
+        ),
+        (
+            400,
+            format!(r#"{{"model":"sim-model",{message},"stream":true,"stream":false}}"#),
+        ),
+        (
+            400,
+            format!(r#"{{"model":"sim-model",{message},"max_tokens":1,"max_\u0074okens":9}}"#),
+        ),
         (404, format!(r#"{{"model":"other-model",{message}}}"#)),
     ];
     for (status, body) in refused {
@@ -44,7 +60,9 @@ async fn requests_that_say_nothing_sensible_are_refused_before_any_engine() {
             assert_eq!(answer.json()["error"]["code"], "model_not_found");
         }
     }
-    let empty = stand.send(Call::new(Method::POST, CHAT).header("content-length", "0")).await;
+    let empty = stand
+        .send(Call::new(Method::POST, CHAT).header("content-length", "0"))
+        .await;
     has_request_id(&empty.expect(400));
     let coded = Call::post(CHAT, chat_body("x", false)).header("content-encoding", "gzip");
     has_request_id(&stand.send(coded).await.expect(415));
@@ -53,7 +71,10 @@ async fn requests_that_say_nothing_sensible_are_refused_before_any_engine() {
     let strategy = Call::post(CHAT, chat_body("x", false)).header("routing-strategy", "astrology");
     let answer = stand.send(strategy).await.expect(400);
     let message = answer.json()["error"]["message"].to_string();
-    assert!(message.contains("least-request") && message.contains("pd"), "{message}");
+    assert!(
+        message.contains("least-request") && message.contains("pd"),
+        "{message}"
+    );
     let seen = stand.seen("prefill-r0").len() + stand.seen("decode-r0").len();
     assert_eq!(seen, 2, "only the good request reached engines");
     stand.settled(Duration::from_secs(5)).await;
@@ -79,9 +100,17 @@ async fn unknown_paths_are_404_and_models_are_listed() {
     assert_eq!(list["data"].as_array().map(Vec::len), Some(1), "{list}");
     assert_eq!(list["data"][0]["id"], "sim-model");
     assert_eq!(list["data"][0]["object"], "model");
-    let one = stand.send(Call::get("/v1/models/sim-model")).await.expect(200).json();
+    let one = stand
+        .send(Call::get("/v1/models/sim-model"))
+        .await
+        .expect(200)
+        .json();
     assert_eq!(one["id"], "sim-model");
-    let none = stand.send(Call::get("/v1/models/nobody")).await.expect(404).json();
+    let none = stand
+        .send(Call::get("/v1/models/nobody"))
+        .await
+        .expect(404)
+        .json();
     assert_eq!(none["error"]["code"], "model_not_found");
     stand.send(Call::get("/readyz")).await.expect(200);
     for pod in ["prefill-r0", "decode-r0"] {
@@ -92,10 +121,21 @@ async fn unknown_paths_are_404_and_models_are_listed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_known_model_without_usable_pods_is_503() {
     // A prefill pod alone makes no roleset.
-    let stand = Stand::builder("no-pods").pods([Pod::prefill("r0")]).start().await;
-    let answer = stand.send(Call::post(CHAT, chat_body("x", false))).await.expect(503);
+    let stand = Stand::builder("no-pods")
+        .pods([Pod::prefill("r0")])
+        .start()
+        .await;
+    let answer = stand
+        .send(Call::post(CHAT, chat_body("x", false)))
+        .await
+        .expect(503);
     has_request_id(&answer);
-    assert_eq!(answer.header("x-error-routing"), "true", "{}", answer.shown());
+    assert_eq!(
+        answer.header("x-error-routing"),
+        "true",
+        "{}",
+        answer.shown()
+    );
     stand.settled(Duration::from_secs(5)).await;
 }
 
@@ -109,7 +149,11 @@ async fn an_engines_own_error_passes_untouched() {
             body: Some(body.to_owned()),
             headers: [("x-engine".to_owned(), "yes".to_owned())].into(),
         };
-        assert!(stand.engine("decode-r0").inject(Fault::next(1, On::Decode, kind)));
+        assert!(
+            stand
+                .engine("decode-r0")
+                .inject(Fault::next(1, On::Decode, kind))
+        );
         let answer = stand.send(Call::post(CHAT, chat_body("x", false))).await;
         assert_eq!(answer.status, code, "{}", answer.shown());
         assert_eq!(answer.text(), body);
@@ -126,14 +170,22 @@ async fn raw(to: SocketAddr, bytes: &[u8]) -> (String, Duration) {
     let mut all = Vec::new();
     let read = stream.read_to_end(&mut all);
     let ended = tokio::time::timeout(Duration::from_secs(20), read).await;
-    assert!(ended.is_ok(), "neither an answer nor an end: {}", String::from_utf8_lossy(&all));
+    assert!(
+        ended.is_ok(),
+        "neither an answer nor an end: {}",
+        String::from_utf8_lossy(&all)
+    );
     (String::from_utf8_lossy(&all).into_owned(), start.elapsed())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upload_that_stalls_is_a_408_in_openai_form() {
     let short = |envoy: &mut EnvoyConfig| envoy.listener("REQUEST_TIMEOUT", "1s");
-    let stand = Stand::builder("stalled").pods(Pod::pairs(1)).envoy(short).start().await;
+    let stand = Stand::builder("stalled")
+        .pods(Pod::pairs(1))
+        .envoy(short)
+        .start()
+        .await;
     let head = format!(
         "POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n\
          content-length: 1000\r\n\r\n{{\"model\":\"sim-model\","
@@ -151,8 +203,14 @@ async fn an_upload_that_stalls_is_a_408_in_openai_form() {
 async fn requests_that_are_not_http_get_an_error_in_openai_form() {
     let stand = Stand::pairs("not-http", 1).await;
     let (text, _) = raw(stand.envoy.data(), b"GARBAGE\r\n\r\n").await;
-    assert!(text.starts_with("HTTP/1.1 400") && text.contains("{\"error\":{"), "{text}");
+    assert!(
+        text.starts_with("HTTP/1.1 400") && text.contains("{\"error\":{"),
+        "{text}"
+    );
     // The next client is not affected.
-    let answer = stand.send(Call::post(CHAT, chat_body("x", false))).await.expect(200);
+    let answer = stand
+        .send(Call::post(CHAT, chat_body("x", false)))
+        .await
+        .expect(200);
     prompt_of(&answer);
 }

@@ -9,11 +9,17 @@ use serde_json::{Value, json};
 const CHAT: &str = "/v1/chat/completions";
 
 async fn chat(stand: &Stand, prompt: &str, stream: bool) -> Answer {
-    stand.send(Call::post(CHAT, chat_body(prompt, stream))).await
+    stand
+        .send(Call::post(CHAT, chat_body(prompt, stream)))
+        .await
 }
 
 fn status_fault(code: u16) -> FaultKind {
-    FaultKind::Status { code, body: None, headers: Default::default() }
+    FaultKind::Status {
+        code,
+        body: None,
+        headers: Default::default(),
+    }
 }
 
 fn marked(answer: &Answer, stage: &str) {
@@ -26,13 +32,21 @@ async fn a_prefill_engine_that_is_down_is_retried_on_the_other_roleset() {
     let stand = Stand::pairs("down", 2).await;
     stand.engine("prefill-r0").refuse(false);
     for n in 0..12 {
-        let answer = chat(&stand, &format!("question {n}"), n % 2 == 0).await.expect(200);
+        let answer = chat(&stand, &format!("question {n}"), n % 2 == 0)
+            .await
+            .expect(200);
         assert_eq!(answer.header("prefill-target-pod"), "prefill-r1");
-        assert_eq!(answer.header("target-pod"), "decode-r1", "the whole pair is new");
+        assert_eq!(
+            answer.header("target-pod"),
+            "decode-r1",
+            "the whole pair is new"
+        );
         prompt_of(&answer);
     }
     let page = stand.envoy.metrics().await.unwrap();
-    let retries = page.lines().find(|line| line.starts_with("gateway_pd_prefill_retry_total{"));
+    let retries = page
+        .lines()
+        .find(|line| line.starts_with("gateway_pd_prefill_retry_total{"));
     println!("{retries:?}");
     assert!(retries.is_some(), "no retry was counted:\n{page}");
     stand.settled(Duration::from_secs(5)).await;
@@ -46,13 +60,21 @@ async fn overload_and_gateway_errors_of_a_prefill_engine_are_retried_others_are_
         for pod in ["prefill-r0", "prefill-r1"] {
             stand.engine(pod).clear_faults();
         }
-        assert!(stand.engine("prefill-r0").inject(Fault::next(1, On::Prefill, kind.clone())));
+        assert!(
+            stand
+                .engine("prefill-r0")
+                .inject(Fault::next(1, On::Prefill, kind.clone()))
+        );
     };
     let retried = [
         status_fault(429),
         status_fault(502),
         status_fault(503),
-        FaultKind::ResetBeforeHeaders { how: Cut::Rst, after_ms: 0, after_work: false },
+        FaultKind::ResetBeforeHeaders {
+            how: Cut::Rst,
+            after_ms: 0,
+            after_work: false,
+        },
     ];
     for kind in &retried {
         arm(kind);
@@ -66,15 +88,27 @@ async fn overload_and_gateway_errors_of_a_prefill_engine_are_retried_others_are_
         let body = format!(r#"{{"error":{{"message":"own words {code}","type":"x"}}}}"#);
         for pod in ["prefill-r0", "prefill-r1"] {
             stand.engine(pod).clear_faults();
-            let kind = FaultKind::Status { code, body: Some(body.clone()), headers: Default::default() };
+            let kind = FaultKind::Status {
+                code,
+                body: Some(body.clone()),
+                headers: Default::default(),
+            };
             assert!(stand.engine(pod).inject(Fault::every(On::Prefill, kind)));
         }
         let before = stand.total(|state| state.requests_total);
         let answer = chat(&stand, "not retried", false).await.expect(code);
         marked(&answer, "prefill");
         let message = answer.json()["error"]["message"].to_string();
-        assert!(message.contains(&format!("own words {code}")), "{}", answer.shown());
-        assert_eq!(stand.total(|state| state.requests_total) - before, 1, "one leg for {code}");
+        assert!(
+            message.contains(&format!("own words {code}")),
+            "{}",
+            answer.shown()
+        );
+        assert_eq!(
+            stand.total(|state| state.requests_total) - before,
+            1,
+            "one leg for {code}"
+        );
     }
     for pod in ["prefill-r0", "prefill-r1"] {
         stand.engine(pod).clear_faults();
@@ -87,7 +121,11 @@ async fn all_down(name: &str, fallback: Option<&str>, combined: bool) -> Stand {
     let mut pods = Pod::pairs(2);
     pods.extend(combined.then(Pod::combined));
     let plugin = fallback.map_or_else(|| json!({}), |f| json!({ "prefillFallback": f }));
-    let stand = Stand::builder(name).pods(pods).plugin(&plugin).start().await;
+    let stand = Stand::builder(name)
+        .pods(pods)
+        .plugin(&plugin)
+        .start()
+        .await;
     for pod in ["prefill-r0", "prefill-r1"] {
         stand.engine(pod).refuse(false);
     }
@@ -113,7 +151,11 @@ async fn all_prefill_engines_down_is_503_with_the_marker() {
         }
         pd_e2e::eventually("service is back", || async {
             let answer = chat(&stand, "again", false).await;
-            if answer.status == 200 { Ok(()) } else { Err(answer.shown()) }
+            if answer.status == 200 {
+                Ok(())
+            } else {
+                Err(answer.shown())
+            }
         })
         .await;
         stand.settled(Duration::from_secs(5)).await;
@@ -127,10 +169,17 @@ async fn all_prefill_engines_down_falls_back_as_configured() {
         for stream in [false, true] {
             let body = chat_body("fall back", stream);
             let answer = stand.send(Call::post(CHAT, body.clone())).await.expect(200);
-            assert!(answer.header("target-pod").starts_with(pod), "{}", answer.shown());
+            assert!(
+                answer.header("target-pod").starts_with(pod),
+                "{}",
+                answer.shown()
+            );
             assert_eq!(prompt_of(&answer).kv, None, "computed by the pod itself");
             let sent = stand.seen(answer.header("target-pod"));
-            assert_eq!(sent.last().and_then(|r| r.body.as_deref()), Some(body.as_str()));
+            assert_eq!(
+                sent.last().and_then(|r| r.body.as_deref()),
+                Some(body.as_str())
+            );
         }
         stand.settled(Duration::from_secs(5)).await;
     }
@@ -139,21 +188,44 @@ async fn all_prefill_engines_down_falls_back_as_configured() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_engine_that_stalls_is_504_after_its_timeout() {
     let plugin = json!({ "prefillRequestTimeout": 0.5, "prefillRetries": 0 });
-    let stand = Stand::builder("stalls").pods(Pod::pairs(1)).plugin(&plugin).start().await;
-    let kind = FaultKind::StallBeforeHeaders { ms: Some(3000), after_work: false };
-    assert!(stand.engine("prefill-r0").inject(Fault::next(1, On::Prefill, kind)));
+    let stand = Stand::builder("stalls")
+        .pods(Pod::pairs(1))
+        .plugin(&plugin)
+        .start()
+        .await;
+    let kind = FaultKind::StallBeforeHeaders {
+        ms: Some(3000),
+        after_work: false,
+    };
+    assert!(
+        stand
+            .engine("prefill-r0")
+            .inject(Fault::next(1, On::Prefill, kind))
+    );
     let answer = chat(&stand, "x", false).await.expect(504);
     marked(&answer, "prefill");
     println!("answered after {:?}", answer.total);
-    assert!(answer.total >= Duration::from_millis(450), "{:?}", answer.total);
-    assert!(answer.total < Duration::from_millis(1500), "{:?}", answer.total);
+    assert!(
+        answer.total >= Duration::from_millis(450),
+        "{:?}",
+        answer.total
+    );
+    assert!(
+        answer.total < Duration::from_millis(1500),
+        "{:?}",
+        answer.total
+    );
     stand.settled(Duration::from_secs(10)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_answer_that_is_no_json_is_502() {
     let stand = Stand::pairs("bad-json", 1).await;
-    assert!(stand.engine("prefill-r0").inject(Fault::next(1, On::Prefill, FaultKind::BadJson)));
+    assert!(
+        stand
+            .engine("prefill-r0")
+            .inject(Fault::next(1, On::Prefill, FaultKind::BadJson))
+    );
     marked(&chat(&stand, "x", false).await.expect(502), "prefill");
 }
 
@@ -173,7 +245,11 @@ async fn unusable_hand_over_is_not_passed_on_and_decode_computes_the_prompt() {
         change(json!({}), &["remote_port"]),
     ];
     for kind in kinds {
-        assert!(stand.engine("prefill-r0").inject(Fault::next(1, On::Prefill, kind.clone())));
+        assert!(
+            stand
+                .engine("prefill-r0")
+                .inject(Fault::next(1, On::Prefill, kind.clone()))
+        );
         let answer = chat(&stand, "x", true).await;
         assert_eq!(answer.status, 200, "{kind:?}: {}", answer.shown());
         assert_eq!(prompt_of(&answer).kv, None, "{kind:?}");
@@ -188,10 +264,18 @@ async fn unusable_hand_over_is_not_passed_on_and_decode_computes_the_prompt() {
         change(json!({ "remote_host": "0.0.0.0" }), &[]),
         change(json!({}), &["remote_host"]),
     ] {
-        assert!(stand.engine("prefill-r0").inject(Fault::next(1, On::Prefill, kind.clone())));
+        assert!(
+            stand
+                .engine("prefill-r0")
+                .inject(Fault::next(1, On::Prefill, kind.clone()))
+        );
         let answer = chat(&stand, "host", true).await;
         assert_eq!(answer.status, 200, "{kind:?}: {}", answer.shown());
-        assert!(prompt_of(&answer).kv.is_some(), "{kind:?}: {}", answer.shown());
+        assert!(
+            prompt_of(&answer).kv.is_some(),
+            "{kind:?}: {}",
+            answer.shown()
+        );
     }
     assert_eq!(stand.total(|state| state.deaths), 0, "no engine died");
 }
@@ -199,9 +283,17 @@ async fn unusable_hand_over_is_not_passed_on_and_decode_computes_the_prompt() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_engine_that_is_down_or_cuts_is_503_with_its_marker() {
     let stand = Stand::pairs("decode-down", 1).await;
-    let kind = FaultKind::ResetBeforeHeaders { how: Cut::Rst, after_ms: 0, after_work: false };
+    let kind = FaultKind::ResetBeforeHeaders {
+        how: Cut::Rst,
+        after_ms: 0,
+        after_work: false,
+    };
     for stream in [false, true] {
-        assert!(stand.engine("decode-r0").inject(Fault::next(1, On::Decode, kind.clone())));
+        assert!(
+            stand
+                .engine("decode-r0")
+                .inject(Fault::next(1, On::Decode, kind.clone()))
+        );
         let answer = chat(&stand, "cut", stream).await.expect(503);
         marked(&answer, "decode");
     }
@@ -215,12 +307,20 @@ async fn a_decode_engine_that_is_down_or_cuts_is_503_with_its_marker() {
 async fn a_stream_whose_first_event_is_an_error_is_502_not_a_200() {
     let stand = Stand::pairs("first-event", 1).await;
     let kind = FaultKind::ErrorMidStream { after_chunks: 0 };
-    assert!(stand.engine("decode-r0").inject(Fault::next(1, On::Decode, kind)));
+    assert!(
+        stand
+            .engine("decode-r0")
+            .inject(Fault::next(1, On::Decode, kind))
+    );
     let answer = chat(&stand, "x", true).await.expect(502);
     marked(&answer, "decode");
     // Later errors belong to a stream that has begun: they pass.
     let kind = FaultKind::ErrorMidStream { after_chunks: 2 };
-    assert!(stand.engine("decode-r0").inject(Fault::next(1, On::Decode, kind)));
+    assert!(
+        stand
+            .engine("decode-r0")
+            .inject(Fault::next(1, On::Decode, kind))
+    );
     let answer = chat(&stand, "x", true).await.expect(200);
     assert!(answer.text().contains("\"error\""), "{}", answer.shown());
     stand.envoy.settled(Duration::from_secs(5)).await;
@@ -233,18 +333,41 @@ async fn a_decode_engine_that_falls_silent_is_ended_by_the_watchdog() {
         "decodeStreamIdleTimeout": 0.6,
         "decodeResponseTimeout": 0.6,
     });
-    let stand = Stand::builder("watchdog").pods(Pod::pairs(1)).plugin(&plugin).start().await;
-    let silent = |after_chunks| FaultKind::StallMidStream { after_chunks, ms: None };
-    let headers = FaultKind::StallBeforeHeaders { ms: None, after_work: false };
+    let stand = Stand::builder("watchdog")
+        .pods(Pod::pairs(1))
+        .plugin(&plugin)
+        .start()
+        .await;
+    let silent = |after_chunks| FaultKind::StallMidStream {
+        after_chunks,
+        ms: None,
+    };
+    let headers = FaultKind::StallBeforeHeaders {
+        ms: None,
+        after_work: false,
+    };
     for (stream, kind) in [(true, headers.clone()), (true, silent(0)), (false, headers)] {
-        assert!(stand.engine("decode-r0").inject(Fault::next(1, On::Decode, kind)));
+        assert!(
+            stand
+                .engine("decode-r0")
+                .inject(Fault::next(1, On::Decode, kind))
+        );
         let answer = chat(&stand, "silent", stream).await.expect(504);
         marked(&answer, "decode");
         println!("504 after {:?}", answer.total);
     }
-    assert!(stand.engine("decode-r0").inject(Fault::next(1, On::Decode, silent(2))));
+    assert!(
+        stand
+            .engine("decode-r0")
+            .inject(Fault::next(1, On::Decode, silent(2)))
+    );
     let answer = chat(&stand, "cut", true).await;
-    assert_eq!((answer.status, answer.complete), (200, false), "{}", answer.shown());
+    assert_eq!(
+        (answer.status, answer.complete),
+        (200, false),
+        "{}",
+        answer.shown()
+    );
     println!("cut after {:?}", answer.total);
     let page = stand.envoy.metrics().await.unwrap();
     let counted = page.lines().any(|line| {

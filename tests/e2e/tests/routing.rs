@@ -9,7 +9,10 @@ use serde_json::Value;
 /// The legs of an answer are one prefill and one decode on the pods its headers name, and the
 /// decode engine used the KV that the prefill engine made for this very request.
 fn assert_pair(stand: &Stand, answer: &Answer, body: &str) {
-    let (prefill, decode) = (answer.header("prefill-target-pod"), answer.header("target-pod"));
+    let (prefill, decode) = (
+        answer.header("prefill-target-pod"),
+        answer.header("target-pod"),
+    );
     let legs = stand.legs(answer);
     let shown: Vec<_> = legs.iter().map(|l| (l.engine.as_str(), l.leg)).collect();
     assert_eq!(
@@ -22,7 +25,11 @@ fn assert_pair(stand: &Stand, answer: &Answer, body: &str) {
     assert_eq!(rolesets[0], rolesets[1], "one roleset");
     assert_eq!(answer.header("routing-strategy"), "pd");
     for header in ["target-pod-ip", "prefill-target-pod-ip"] {
-        assert!(answer.header(header).starts_with("127.0.0.1"), "{}", answer.shown());
+        assert!(
+            answer.header(header).starts_with("127.0.0.1"),
+            "{}",
+            answer.shown()
+        );
     }
 
     let sent: Value = serde_json::from_str(legs[0].body.as_deref().unwrap()).unwrap();
@@ -42,7 +49,11 @@ fn assert_pair(stand: &Stand, answer: &Answer, body: &str) {
 
     let identity = prompt_of(answer);
     assert_eq!(identity.engine, decode);
-    assert_eq!(identity.kv, Some(identity.prompt), "the decode engine used handed-over KV");
+    assert_eq!(
+        identity.kv,
+        Some(identity.prompt),
+        "the decode engine used handed-over KV"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -79,7 +90,10 @@ async fn completions_and_a_query_string_are_routed_the_same_way() {
     let answer = stand.send(call).await.expect(200);
     let legs = stand.legs(&answer);
     let paths: Vec<_> = legs.iter().map(|leg| leg.path.as_str()).collect();
-    assert_eq!(paths, ["/v1/completions?trace=1", "/v1/completions?trace=1"]);
+    assert_eq!(
+        paths,
+        ["/v1/completions?trace=1", "/v1/completions?trace=1"]
+    );
     assert_eq!(prompt_of(&answer).engine, "decode-r0");
     stand.settled(Duration::from_secs(5)).await;
 }
@@ -99,7 +113,9 @@ async fn concurrent_requests_are_spread_over_rolesets_by_what_is_charged() {
     for call in calls {
         let answer = call.await.unwrap().unwrap().expect(200);
         prompt_of(&answer);
-        *counts.entry(answer.header("prefill-target-pod").to_owned()).or_default() += 1;
+        *counts
+            .entry(answer.header("prefill-target-pod").to_owned())
+            .or_default() += 1;
     }
     println!("{counts:?}");
     // Both workers see each other's charges: neither prefill pod gets more than two thirds.

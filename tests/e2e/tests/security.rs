@@ -57,8 +57,11 @@ async fn forged_headers_are_harmless_and_internal_ones_do_not_reach_engines() {
                 .collect();
             assert!(internal.is_empty(), "{internal:?} reached {}", leg.engine);
         }
-        let internal: Vec<_> =
-            answer.headers.keys().filter(|name| name.as_str().starts_with("x-envoy")).collect();
+        let internal: Vec<_> = answer
+            .headers
+            .keys()
+            .filter(|name| name.as_str().starts_with("x-envoy"))
+            .collect();
         assert!(internal.is_empty(), "{internal:?} reached the client");
     }
     for call in [
@@ -73,9 +76,19 @@ async fn forged_headers_are_harmless_and_internal_ones_do_not_reach_engines() {
         assert_eq!(answer.status, 404, "{}", answer.shown());
     }
     // Answered by the filter, with the forged headers gone as well.
-    stand.send(forged(Call::get("/v1/models"), target)).await.expect(200);
-    stand.send(forged(Call::get("/readyz"), target)).await.expect(200);
-    assert_eq!(count.load(Ordering::Relaxed), 0, "somebody connected to the forged address");
+    stand
+        .send(forged(Call::get("/v1/models"), target))
+        .await
+        .expect(200);
+    stand
+        .send(forged(Call::get("/readyz"), target))
+        .await
+        .expect(200);
+    assert_eq!(
+        count.load(Ordering::Relaxed),
+        0,
+        "somebody connected to the forged address"
+    );
     stand.settled(Duration::from_secs(5)).await;
 }
 
@@ -91,7 +104,12 @@ async fn both_legs_get_fresh_ids_and_the_clients_credentials_and_trace() {
             .header("traceparent", trace)
             .header("tracestate", "a=b");
         let answer = stand.send(call).await.expect(200);
-        assert_eq!(answer.header("x-request-id"), "the-clients-own", "{}", answer.shown());
+        assert_eq!(
+            answer.header("x-request-id"),
+            "the-clients-own",
+            "{}",
+            answer.shown()
+        );
         let legs = stand.legs(&answer);
         assert_eq!(legs.len(), 2);
         for leg in &legs {
@@ -105,5 +123,8 @@ async fn both_legs_get_fresh_ids_and_the_clients_credentials_and_trace() {
     }
     assert_ne!(ids[0], ids[1], "ids are fresh");
     let log = stand.envoy.log();
-    assert!(!log.contains("secret-of-the-client"), "credentials were logged");
+    assert!(
+        !log.contains("secret-of-the-client"),
+        "credentials were logged"
+    );
 }
