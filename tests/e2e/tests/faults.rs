@@ -104,7 +104,10 @@ fn arm(stand: &Stand) {
 /// Sends one request and now and then leaves early; `None` when it left.
 async fn one(stand: &Stand, dice: &mut Dice, n: u64) -> Option<Result<Answer>> {
     let prompt = format!("request {n} {}", "x".repeat(dice.below(4000) as usize));
-    let call = Call::post("/v1/chat/completions", chat_body(&prompt, !n.is_multiple_of(3)));
+    let call = Call::post(
+        "/v1/chat/completions",
+        chat_body(&prompt, !n.is_multiple_of(3)),
+    );
     let patience = Duration::from_millis(dice.below(120));
     if dice.below(100) < 20 {
         let sent = call.send(stand.envoy.data());
