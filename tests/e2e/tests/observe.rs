@@ -4,7 +4,8 @@ use pd_e2e::{Answer, Call, Pod, Stand, chat_body, eventually};
 use serde_json::{Value, json};
 
 async fn chat(stand: &Stand, explain: bool) -> Answer {
-    let mut call = Call::post("/v1/chat/completions", chat_body("a secret prompt", false));
+    let call = Call::post("/v1/chat/completions", chat_body("a secret prompt", false));
+    let mut call = call.header("x-request-id", "the-clients-own");
     if explain {
         call = call.header("x-pd-explain", "true");
     }
@@ -80,6 +81,7 @@ async fn the_access_log_tells_the_decision_and_not_the_prompt() {
         "{entry}"
     );
     assert_eq!(entry["status"], 200);
+    assert_eq!(entry["client_request_id"], "the-clients-own");
     assert!(
         !stand.envoy.log().contains("a secret prompt"),
         "the prompt was logged"
