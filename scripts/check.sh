@@ -21,21 +21,29 @@ depends_on_none_of() { # CRATE NAME...
   local crate=$1 found names
   shift
   names=$(dependencies "$crate") || return 1
-  found=$(printf '%s\n' "$@" | grep -Fx -f - <<<"$names" || true)
+  grep -qx "$crate" <<<"$names" || { echo "cargo tree says nothing about $crate" >&2; return 1; }
+  found=$(grep -Fxf <(printf '%s\n' "$@") <<<"$names" || true)
   [[ -z $found ]] || { echo "$crate must not depend on:" $found >&2; return 1; }
 }
 
-# A file below tests/ that nobody declares is never compiled.
+# A test file that nobody declares is never compiled.
 test_modules_declared() {
-  local file stem folder root missing=0
+  local file stem folder parents missing=0
   while read -r file; do
     stem=$(basename "$file" .rs) folder=$(dirname "$file")
-    [[ $stem == main || $stem == mod || $stem == lib ]] && continue
-    # A file right in tests/ is a target of its own unless the crate lists its targets.
-    if [[ $(basename "$folder") == tests && ! -f $folder/main.rs ]]; then continue; fi
-    root=$(cd "$folder" && grep -lE "^\s*(pub(\([a-z]+\))? )?mod $stem;" ./*.rs ../*.rs 2>/dev/null | head -1)
-    [[ -n $root ]] || { echo "$file is declared nowhere" >&2; missing=1; }
-  done < <(git ls-files -co --exclude-standard '*/tests/*.rs' | grep -vE '^tests/[a-z]+/(core/)?src/')
+    # The roots of targets; a file right in tests/ is one unless there is a main.rs.
+    [[ $stem == main || $stem == lib ]] && continue
+    [[ $(basename "$folder") == tests && ! -f $folder/main.rs ]] && continue
+    if [[ $stem == mod ]]; then
+      stem=$(basename "$folder") folder=$(dirname "$folder")
+      parents=("$folder"/*.rs)
+    else
+      parents=("$folder"/{main,lib,mod}.rs "$folder.rs")
+    fi
+    grep -qsE "^\s*(pub(\([a-z]+\))? )?mod $stem;" "${parents[@]}" ||
+      { echo "$file is declared nowhere" >&2; missing=1; }
+  done < <(git ls-files -co --exclude-standard '*/tests/*.rs' '*/tests.rs' |
+    grep -E '/tests\.rs$|^[^.]*/tests/[^.]*\.rs$' | grep -vE '^tests/[a-z]+/(core/|fixture/)?src/.*[^s]\.rs$')
   return $missing
 }
 

@@ -113,13 +113,6 @@ start_gateway() {
 
 # Stays until a process ends by itself or the script is stopped.
 stay() {
-  local pid
-  while :; do
-    for pid in "${started[@]}"; do
-      kill -0 "$pid" 2>/dev/null || die "process $pid ended by itself; its log is in $run"
-    done
-    # Interruptible, unlike a plain sleep.
-    sleep 1 &
-    wait $! || true
-  done
+  wait -n "${started[@]}" || true
+  die "a process ended by itself"
 }

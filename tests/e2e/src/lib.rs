@@ -6,6 +6,12 @@
 //! that makes it, nothing is ever skipped. What a test waits for it polls with a bound
 //! ([`eventually`]); the logs of a failed test are kept and named.
 
+#![allow(
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a harness fails its test by panicking"
+)]
+
 mod agent;
 mod client;
 mod envoy;

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use pd_engine_sim::{Engine, Identity, Record};
+use pd_engine_sim::{Engine, Identity, On, Record};
 use pd_wire::names;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -244,7 +244,8 @@ impl Stand {
                 sent == Some(&id)
             })
             .collect();
-        legs.sort_by_key(|record| (record.unix_ms, record.seq));
+        // Two engines may note theirs in the same millisecond.
+        legs.sort_by_key(|record| (record.unix_ms, record.leg != Some(On::Prefill), record.seq));
         legs
     }
 

@@ -165,7 +165,7 @@ async fn all_prefill_engines_down_is_503_with_the_marker() {
 #[tokio::test(flavor = "multi_thread")]
 async fn all_prefill_engines_down_falls_back_as_configured() {
     for (fallback, pod) in [("combined", "combined"), ("decode", "decode-")] {
-        let stand = all_down(fallback, Some(fallback), true).await;
+        let stand = all_down(fallback, Some(fallback), fallback == "combined").await;
         for stream in [false, true] {
             let body = chat_body("fall back", stream);
             let answer = stand.send(Call::post(CHAT, body.clone())).await.expect(200);
@@ -328,11 +328,8 @@ async fn a_stream_whose_first_event_is_an_error_is_502_not_a_200() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_engine_that_falls_silent_is_ended_by_the_watchdog() {
-    let plugin = json!({
-        "decodeFirstResponseTimeout": 0.6,
-        "decodeStreamIdleTimeout": 0.6,
-        "decodeResponseTimeout": 0.6,
-    });
+    // The limit for engines that have no timers of their own: 15 minutes unless set.
+    let plugin = json!({ "streamIdleBackstop": 0.6 });
     let stand = Stand::builder("watchdog")
         .pods(Pod::pairs(1))
         .plugin(&plugin)
@@ -374,5 +371,6 @@ async fn a_decode_engine_that_falls_silent_is_ended_by_the_watchdog() {
         line.contains("status=\"pd_decode_watchdog\"") && line.contains("status_code=\"504\"")
     });
     assert!(counted, "{page}");
-    stand.settled(Duration::from_secs(5)).await;
+    // An engine that hung before it read the request took no KV.
+    stand.envoy.settled(Duration::from_secs(5)).await;
 }
