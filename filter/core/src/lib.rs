@@ -31,4 +31,8 @@ pub const FORMAT: u8 = 1;
 pub const FORMAT: u8 = 2;
 
 /// The version whose records are read beside [`FORMAT`]'s.
-pub const OTHER_FORMAT: u8 = if FORMAT == 1 { 2 } else { 1 };
+pub const OTHER_FORMAT: u8 = other_format(FORMAT);
+
+const fn other_format(format: u8) -> u8 {
+    if format == 1 { 2 } else { 1 }
+}

@@ -17,6 +17,7 @@ pub const MAX_TRIES: u32 = 8;
 /// The table of a format and what was observed of it.
 #[derive(Debug)]
 pub struct Peers {
+    format: u8,
     key: String,
     table: Table,
     watched: BTreeMap<VmId, Watched>,
@@ -46,6 +47,7 @@ impl Peers {
     /// Nothing observed yet.
     pub fn new(format: u8) -> Self {
         Self {
+            format,
             key: slots::key(format),
             table: Table::default(),
             watched: BTreeMap::new(),
@@ -207,7 +209,7 @@ impl Peers {
             // Should the swap fail for good, this is at least the newest table seen.
             self.table.clone_from(&table);
             let outcome = change(&mut table);
-            let bytes = table.encode();
+            let bytes = table.encode(self.format);
             let written = match stored {
                 None => store.create(&self.key, &bytes),
                 Some(stored) => store.swap(&self.key, &bytes, stored.cas),

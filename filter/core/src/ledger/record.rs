@@ -121,10 +121,10 @@ impl<'a> Record<'a> {
 // === impl RecordWriter ===
 
 impl RecordWriter {
-    /// Starts an empty record of this format.
-    pub fn begin(&mut self) {
+    /// Starts an empty record of a format.
+    pub fn begin(&mut self, format: u8) {
         self.bytes.clear();
-        self.bytes.extend_from_slice(&[FORMAT, 0, 0, 0, 0, 0, 0, 0]);
+        self.bytes.extend_from_slice(&[format, 0, 0, 0, 0, 0, 0, 0]);
     }
 
     /// Takes over a cell as it is stored.
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_record_reads_back_as_written() {
         let mut writer = RecordWriter::default();
-        writer.begin();
+        writer.begin(FORMAT);
         writer.push(&cell(u64::MAX, 3));
         writer.push(&cell(1, u16::MAX));
         let bytes = writer.finish().unwrap().to_vec();
@@ -247,7 +247,7 @@ mod tests {
         let cells: Vec<Cell> = record.cells().map(|(cell, _)| cell).collect();
         assert_eq!(cells, [cell(u64::MAX, 3), cell(1, u16::MAX)]);
 
-        writer.begin();
+        writer.begin(FORMAT);
         record.cells().for_each(|(_, raw)| writer.copy(raw));
         assert_eq!(writer.finish().unwrap(), bytes);
     }
@@ -265,7 +265,7 @@ mod tests {
             }
         );
         let mut writer = RecordWriter::default();
-        writer.begin();
+        writer.begin(FORMAT);
         writer.push(&cell(1, 1));
         let bytes = writer.finish().unwrap();
         for len in 0..bytes.len() {
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn a_record_over_the_limit_is_not_written() {
         let mut writer = RecordWriter::default();
-        writer.begin();
+        writer.begin(FORMAT);
         (0..=MAX_CELLS as u64).for_each(|pod| writer.push(&cell(pod, 0)));
         assert_eq!(writer.finish(), None);
     }

@@ -33,7 +33,7 @@ impl Ledger {
 
     /// The live VMs of this format, as of now.
     pub fn vms<S: SharedStore + ?Sized>(&self, store: &S) -> Vec<VmStatus> {
-        let stored = store.get(&super::slots::key(crate::FORMAT));
+        let stored = store.get(&super::slots::key(self.format()));
         let table = stored.and_then(|stored| super::slots::Table::parse(&stored.bytes).ok());
         let table = table.as_ref().unwrap_or(self.peers.table());
         table

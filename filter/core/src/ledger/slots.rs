@@ -134,11 +134,11 @@ impl Table {
         })
     }
 
-    /// The stored form.
-    pub fn encode(&self) -> Vec<u8> {
+    /// The stored form of a format.
+    pub fn encode(&self, format: u8) -> Vec<u8> {
         let entries = self.slots.len().saturating_add(self.overflow.len());
         let mut out = Vec::with_capacity(HEAD.saturating_add(entries.saturating_mul(ENTRY)));
-        out.extend_from_slice(&[FORMAT, 0, 0, 0]);
+        out.extend_from_slice(&[format, 0, 0, 0]);
         for len in [self.slots.len(), self.overflow.len()] {
             // Both are bounded far below 2^16 by `claim`.
             out.extend_from_slice(&u16::try_from(len).unwrap_or_default().to_le_bytes());
@@ -378,7 +378,7 @@ mod tests {
             table.claim(1).unwrap();
         }
         assert_eq!(table.claim(1), None);
-        assert_eq!(Table::parse(&table.encode()).unwrap(), table);
+        assert_eq!(Table::parse(&table.encode(FORMAT)).unwrap(), table);
     }
 
     #[test]
@@ -390,7 +390,7 @@ mod tests {
             memory_pages: 20,
         };
         table.beat(vm, vitals);
-        let read = Table::parse(&table.encode()).unwrap();
+        let read = Table::parse(&table.encode(FORMAT)).unwrap();
         assert_eq!(
             read.get(vm),
             Some(&Slot {
@@ -406,7 +406,7 @@ mod tests {
     fn a_table_that_cannot_be_read_is_a_fault() {
         let mut table = Table::default();
         table.claim(0).unwrap();
-        let bytes = table.encode();
+        let bytes = table.encode(FORMAT);
         for len in 0..bytes.len() {
             assert_eq!(Table::parse(&bytes[..len]), Err(TableFault { len }));
         }

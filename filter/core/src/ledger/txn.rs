@@ -16,11 +16,12 @@ use super::record::{self, Cell, Record, RecordWriter};
 use super::slots::{OVERFLOW, Vitals, VmId};
 use super::totals::Totals;
 use crate::port::{SharedStore, StoreError, Stored};
-use crate::{FORMAT, OTHER_FORMAT};
+use crate::{FORMAT, other_format};
 
 /// The ledger as one VM holds it.
 #[derive(Debug)]
 pub struct Ledger {
+    format: u8,
     nonce: u32,
     own: Option<VmId>,
     pub(super) book: Book,
@@ -77,17 +78,33 @@ pub struct TickReport {
 impl Ledger {
     /// An empty ledger; takes its slot at the first tick or charge. `nonce` is random.
     pub fn new(nonce: u32) -> Self {
+        Self::with_format(nonce, FORMAT)
+    }
+
+    /// A ledger as another release holds it, for tests of an upgrade.
+    #[cfg(feature = "testkit")]
+    pub fn of_format(nonce: u32, format: u8) -> Self {
+        Self::with_format(nonce, format)
+    }
+
+    fn with_format(nonce: u32, format: u8) -> Self {
         Self {
+            format,
             nonce,
             own: None,
             book: Book::default(),
-            peers: Peers::new(FORMAT),
-            others: Peers::new(OTHER_FORMAT),
+            peers: Peers::new(format),
+            others: Peers::new(other_format(format)),
             totals: Totals::default(),
             writer: RecordWriter::default(),
             unreadable: 0,
             sweep: 0,
         }
+    }
+
+    /// Format of the records this ledger writes.
+    pub fn format(&self) -> u8 {
+        self.format
     }
 
     /// This VM's name in cells.
@@ -115,7 +132,7 @@ impl Ledger {
             self.own = self.peers.join(store, self.nonce);
             self.others.observe(store);
         }
-        let key = record::key(FORMAT, model_slot);
+        let key = record::key(self.format, model_slot);
         let mut lost_races = 0;
         loop {
             let stored = store.get(&key);
@@ -190,7 +207,7 @@ impl Ledger {
         self.peers.observe(store);
         self.others.observe(store);
         let beat = self.peers.beat(store, self.own, self.nonce, vitals);
-        if self.own != beat.own {
+        if beat.fenced || self.own != beat.own {
             self.own = beat.own;
             self.book.set_all_dirty();
         }
@@ -215,7 +232,7 @@ impl Ledger {
 
     /// What all VMs have charged to the pods of a model.
     pub fn totals<S: SharedStore + ?Sized>(&mut self, store: &S, model_slot: u16) -> Totals {
-        let stored = store.get(&record::key(FORMAT, model_slot));
+        let stored = store.get(&record::key(self.format, model_slot));
         self.gather(store, model_slot, stored.as_ref());
         self.totals.clone()
     }
@@ -236,7 +253,7 @@ impl Ledger {
     /// Makes a model's record show this VM's sums, and drops cells of dead VMs. After
     /// [`MAX_TRIES`] lost races the model stays dirty until the next tick.
     fn publish<S: SharedStore + ?Sized>(&mut self, store: &S, model_slot: u16) {
-        let key = record::key(FORMAT, model_slot);
+        let key = record::key(self.format, model_slot);
         let mut written = Err(StoreError::Raced);
         for _ in 0..MAX_TRIES {
             let stored = store.get(&key);
@@ -256,7 +273,7 @@ impl Ledger {
     /// Starts the record to be written with the live cells of other VMs.
     fn keep_others<S: SharedStore + ?Sized>(&mut self, store: &S, stored: Option<&Stored>) {
         let record = read(stored, &mut self.unreadable);
-        self.writer.begin();
+        self.writer.begin(self.format);
         let mut fresh = false;
         for (cell, raw) in record.cells() {
             if Some(cell.vm) != self.own && self.peers.counts(store, &cell, &mut fresh) {
@@ -273,7 +290,7 @@ impl Ledger {
         stored: Option<&Stored>,
     ) {
         self.totals.clear();
-        self.writer.begin();
+        self.writer.begin(self.format);
         let mut fresh = false;
         for (cell, raw) in read(stored, &mut self.unreadable).cells() {
             if Some(cell.vm) != self.own && self.peers.counts(store, &cell, &mut fresh) {
@@ -282,7 +299,7 @@ impl Ledger {
             }
         }
         if self.others.any_beats() {
-            let stored = store.get(&record::key(OTHER_FORMAT, model_slot));
+            let stored = store.get(&record::key(other_format(self.format), model_slot));
             let mut fresh = false;
             for (cell, _) in read(stored.as_ref(), &mut self.unreadable).cells() {
                 if self.others.counts(store, &cell, &mut fresh)
@@ -339,3 +356,6 @@ fn read<'a>(stored: Option<&'a Stored>, unreadable: &mut u32) -> Record<'a> {
         Record::EMPTY
     })
 }
+
+#[cfg(test)]
+mod tests;
