@@ -88,7 +88,7 @@ for name in "${names[@]}"; do
   {\"apiVersion\": \"v1\", \"kind\": \"Pod\",
    \"metadata\": {\"name\": \"$name\", \"namespace\": \"bench\", \"uid\": \"$name\",
     \"labels\": {\"model.aibrix.ai/name\": \"$model\", \"model.aibrix.ai/port\": \"${port[$name]}\",
-     \"model.aibrix.ai/engine\": \"vllm\", \"model.aibrix.ai/kv-connector-type\": \"nixl\",
+     \"model.aibrix.ai/engine\": \"vllm\",
      \"role-name\": \"${name%-*}\", \"roleset-name\": \"${name#*-}\"}},
    \"status\": {\"phase\": \"Running\", \"podIP\": \"127.0.0.1\",
     \"conditions\": [{\"type\": \"Ready\", \"status\": \"True\"}]}}"
@@ -113,8 +113,8 @@ plain_envoy() {
   admin=$(free_port)
   scripts/render-envoy.sh tests/bench/plain-envoy.yaml "ADMIN_PORT=$admin" \
     "PREFILL_PORT=$prefill_port" "DECODE_PORT=$decode_port" \
-    "PREFILL_0=${port[prefill-r0]}" "PREFILL_1=${port[prefill-r1]}" \
-    "DECODE_0=${port[decode-r0]}" "DECODE_1=${port[decode-r1]}" >"$run/plain.yaml"
+    "PREFILL_FIRST=${port[prefill-r0]}" "PREFILL_SECOND=${port[prefill-r1]}" \
+    "DECODE_FIRST=${port[decode-r0]}" "DECODE_SECOND=${port[decode-r1]}" >"$run/plain.yaml"
   say "starting plain Envoy with $concurrency workers" >&2
   spawn "$run/plain.log" "$envoy" -c "$run/plain.yaml" --concurrency "$concurrency" --disable-hot-restart
   plain_pid=${started[-1]}

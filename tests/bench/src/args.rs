@@ -83,9 +83,12 @@ pub(crate) struct Matrix {
     /// Repeats; default 7, with --quick 3.
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) repeats: Option<u32>,
-    /// Time measured per target and repeat, in ms; default 1600, with --quick 500.
+    /// Time measured per target and repeat, in ms; default 1600, with --quick 600.
     #[arg(long)]
     pub(crate) window_ms: Option<u64>,
+    /// The targets take turns of this many ms until each had its window.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) slice_ms: u64,
     /// Load before the measurement, in ms; default 300, with --quick 150.
     #[arg(long)]
     pub(crate) warm_up_ms: Option<u64>,
@@ -182,8 +185,21 @@ impl Matrix {
     }
 
     pub(crate) fn window(&self) -> Duration {
-        let default = if self.quick { 500 } else { 1600 };
+        let default = if self.quick { 600 } else { 1600 };
         Duration::from_millis(self.window_ms.unwrap_or(default))
+    }
+
+    pub(crate) fn slice(&self) -> Duration {
+        Duration::from_millis(self.slice_ms)
+    }
+
+    /// Turns of each target in a repeat.
+    pub(crate) fn turns(&self) -> usize {
+        let turns = self
+            .window()
+            .as_millis()
+            .div_ceil(u128::from(self.slice_ms.max(1)));
+        usize::try_from(turns).unwrap_or(usize::MAX)
     }
 
     pub(crate) fn warm_up(&self) -> Duration {

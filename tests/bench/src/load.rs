@@ -24,25 +24,39 @@ const MAX_REASONS: usize = 5;
 /// Room for one read; the answers expected fit.
 const READ_BYTES: usize = 64 << 10;
 /// Characters of an answer shown when it is not as it must be.
-const SHOWN: usize = 200;
+const SHOWN: usize = 600;
 
-/// One run of load against one target.
+/// What a target is loaded with.
+#[derive(Clone, Copy)]
 pub(crate) struct Load<'a> {
     pub(crate) target: &'a Target,
     /// Taken in turn.
     pub(crate) prompts: &'a [Prompt],
     pub(crate) counter: &'a Counter,
     pub(crate) concurrency: usize,
-    pub(crate) until: Until,
 }
 
-/// When a run ends.
+/// When a slice of load sends its last requests. It ends when all are answered.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Until {
-    /// After a warm-up and a measured window.
-    Window { warm_up: Duration, window: Duration },
-    /// After this many requests, all measured.
+    /// After this time.
+    Elapsed(Duration),
+    /// After this many requests.
     Count(u64),
+}
+
+/// Load against one target in slices, over the same connections. Between slices the target is idle,
+/// so that two sessions can take turns and meet the same disturbances.
+pub(crate) struct Session<'a> {
+    run: Run<'a>,
+    clients: Vec<Client>,
+    poll: Poll,
+    events: Events,
+    rss_before_mb: f64,
+    /// Sums over the slices.
+    wall: Duration,
+    envoy: Duration,
+    own: Duration,
 }
 
 /// One client: a connection, or one for each leg, and the request on it.
@@ -56,96 +70,120 @@ struct Client {
     first_byte: Option<Instant>,
 }
 
-/// A run under way.
+/// The requests of a session.
 struct Run<'a> {
-    load: &'a Load<'a>,
+    load: Load<'a>,
     scratch: Vec<u8>,
     total: Times,
     first_byte: Times,
+    /// End of the slice under way.
+    until: Until,
+    began: Instant,
     launched: u64,
     in_flight: usize,
-    launching: bool,
-    measuring: bool,
     errors: u64,
     reasons: Vec<String>,
     progress: Instant,
 }
 
-/// CPU times and the clock at one end of the window.
+/// CPU times and the clock at one end of a slice.
 struct Mark {
     at: Instant,
     envoy: Duration,
     own: Duration,
 }
 
-// === impl Load ===
+// === impl Session ===
 
-impl Load<'_> {
-    /// Runs it to the end. Requests that fail are counted, not returned as an error.
+impl<'a> Session<'a> {
+    /// Connects all clients.
+    ///
+    /// # Errors
+    /// When the target cannot be reached or its process is gone.
+    pub(crate) fn open(load: Load<'a>) -> Result<Self> {
+        ensure!(!load.prompts.is_empty(), "no prompts to send");
+        let poll = Poll::new()?;
+        let clients = (0..load.concurrency)
+            .map(|index| Client::open(load.target.route, poll.registry(), index))
+            .collect::<Result<_>>()?;
+        Ok(Self {
+            run: Run::new(load)?,
+            clients,
+            poll,
+            events: Events::with_capacity(2 * load.concurrency.max(1)),
+            rss_before_mb: load.target.process.resident_mb()?,
+            wall: Duration::ZERO,
+            envoy: Duration::ZERO,
+            own: Duration::ZERO,
+        })
+    }
+
+    /// Runs one slice. Requests that fail are counted, not returned as an error.
     ///
     /// # Errors
     /// When the target cannot be reached, stops answering or its process is gone.
-    pub(crate) fn run(&self) -> Result<Measured> {
-        ensure!(!self.prompts.is_empty(), "no prompts to send");
-        let mut poll = Poll::new()?;
-        let mut events = Events::with_capacity(2 * self.concurrency.max(1));
-        let mut run = Run::new(self)?;
-        let rss_before_mb = self.target.process.resident_mb()?;
-        let mut begin = Mark::now(&self.target.process)?;
-        let (warm_up, window) = match self.until {
-            Until::Window { warm_up, window } => (warm_up, window),
-            Until::Count(_) => (Duration::ZERO, Duration::MAX),
-        };
-        let mut clients = Vec::with_capacity(self.concurrency);
-        for index in 0..self.concurrency {
-            clients.push(Client::open(self.target.route, poll.registry(), index)?);
+    pub(crate) fn slice(&mut self, until: Until) -> Result<()> {
+        let target = self.run.load.target;
+        let begin = Mark::now(&target.process)?;
+        self.run.until = until;
+        self.run.began = begin.at;
+        self.run.launched = 0;
+        self.run.progress = begin.at;
+        for client in &mut self.clients {
+            self.run.launch(client)?;
         }
-        for client in &mut clients {
-            run.launch(client)?;
-        }
-        let mut end = None;
-        while run.in_flight > 0 {
-            let edge = if run.measuring { window } else { warm_up };
-            let wait = edge.saturating_sub(begin.at.elapsed());
-            let wait = if run.launching {
-                wait.min(STALL)
-            } else {
-                STALL
-            };
-            if let Err(error) = poll.poll(&mut events, Some(wait)) {
+        while self.run.in_flight > 0 {
+            if let Err(error) = self.poll.poll(&mut self.events, Some(STALL)) {
                 ensure!(error.kind() == io::ErrorKind::Interrupted, error);
             }
-            for event in events.iter() {
+            for event in self.events.iter() {
                 let Token(token) = event.token();
-                if let Some(client) = clients.get_mut(token / 2) {
-                    run.turn(client, token, poll.registry())?;
+                if let Some(client) = self.clients.get_mut(token / 2) {
+                    self.run.turn(client, token, self.poll.registry())?;
                 }
             }
             ensure!(
-                run.progress.elapsed() < STALL,
+                self.run.progress.elapsed() < STALL,
                 "{}: nothing was answered for {STALL:?}, {} requests wait",
-                self.target.name,
-                run.in_flight
+                target.name,
+                self.run.in_flight
             );
-            if run.launching && !run.measuring && begin.at.elapsed() >= warm_up {
-                begin = Mark::now(&self.target.process)?;
-                run.total.clear();
-                run.first_byte.clear();
-                run.measuring = true;
-            } else if run.launching && run.measuring && begin.at.elapsed() >= window {
-                end = Some(Mark::now(&self.target.process)?);
-                run.launching = false;
-                run.measuring = false;
-            }
         }
-        let end = match end {
-            Some(end) => end,
-            None => Mark::now(&self.target.process)?,
-        };
-        let mut measured = run.measured(&begin, &end);
-        measured.rss_before_mb = rss_before_mb;
-        measured.rss_after_mb = self.target.process.resident_mb()?;
-        Ok(measured)
+        let end = Mark::now(&target.process)?;
+        self.wall += end.at.duration_since(begin.at);
+        self.envoy += end.envoy.saturating_sub(begin.envoy);
+        self.own += end.own.saturating_sub(begin.own);
+        Ok(())
+    }
+
+    /// Forgets what was measured so far, as after a warm-up; not errors.
+    pub(crate) fn forget(&mut self) {
+        self.run.total.clear();
+        self.run.first_byte.clear();
+        self.wall = Duration::ZERO;
+        self.envoy = Duration::ZERO;
+        self.own = Duration::ZERO;
+    }
+
+    /// Sums up the slices.
+    pub(crate) fn finish(self) -> Result<Measured> {
+        let run = self.run;
+        let requests = run.total.count();
+        let seconds = self.wall.as_secs_f64();
+        let each = |sum: Duration| sum.as_secs_f64() * 1e6 / requests.max(1) as f64;
+        Ok(Measured {
+            requests,
+            seconds,
+            rps: requests as f64 / seconds,
+            total: run.total.quantiles(),
+            first_byte: run.first_byte.quantiles(),
+            envoy_cpu_us: each(self.envoy),
+            client_cpu_us: each(self.own),
+            rss_before_mb: self.rss_before_mb,
+            rss_after_mb: run.load.target.process.resident_mb()?,
+            errors: run.errors,
+            reasons: run.reasons,
+        })
     }
 }
 
@@ -164,30 +202,29 @@ impl Mark {
 // === impl Run ===
 
 impl<'a> Run<'a> {
-    fn new(load: &'a Load<'a>) -> Result<Self> {
+    fn new(load: Load<'a>) -> Result<Self> {
         Ok(Self {
             load,
             scratch: vec![0; READ_BYTES],
             total: Times::new()?,
             first_byte: Times::new()?,
+            until: Until::Count(0),
+            began: Instant::now(),
             launched: 0,
             in_flight: 0,
-            launching: true,
-            measuring: matches!(load.until, Until::Count(_)),
             errors: 0,
             reasons: Vec::new(),
             progress: Instant::now(),
         })
     }
 
-    /// Sends the client's next request, unless the run is ending.
+    /// Sends the client's next request, unless the slice is ending.
     fn launch(&mut self, client: &mut Client) -> Result<()> {
-        if let Until::Count(count) = self.load.until
-            && self.launched >= count
-        {
-            self.launching = false;
-        }
-        if !self.launching {
+        let over = match self.until {
+            Until::Elapsed(time) => self.began.elapsed() >= time,
+            Until::Count(count) => self.launched >= count,
+        };
+        if over || self.errors >= MAX_ERRORS {
             return Ok(());
         }
         let turn = usize::try_from(self.launched).unwrap_or_default();
@@ -225,9 +262,6 @@ impl<'a> Run<'a> {
                 if self.reasons.len() < MAX_REASONS {
                     self.reasons
                         .push(format!("{:?} leg: {error:#}", client.leg));
-                }
-                if self.errors >= MAX_ERRORS {
-                    self.launching = false;
                 }
                 *client = Client::open(self.load.target.route, registry, token / 2)?;
             }
@@ -270,33 +304,12 @@ impl<'a> Run<'a> {
             None if begun => *client.first_byte.insert(now),
             None => return Ok(false),
         };
-        if complete && self.measuring {
+        if complete {
             self.total.record(now.duration_since(client.started));
             self.first_byte
                 .record(first_byte.duration_since(client.started));
         }
         Ok(complete)
-    }
-
-    fn measured(self, begin: &Mark, end: &Mark) -> Measured {
-        let seconds = end.at.duration_since(begin.at).as_secs_f64();
-        let requests = self.total.count();
-        let each = |from: Duration, to: Duration| {
-            to.saturating_sub(from).as_secs_f64() * 1e6 / requests.max(1) as f64
-        };
-        Measured {
-            requests,
-            seconds,
-            rps: requests as f64 / seconds,
-            total: self.total.quantiles(),
-            first_byte: self.first_byte.quantiles(),
-            envoy_cpu_us: each(begin.envoy, end.envoy),
-            client_cpu_us: each(begin.own, end.own),
-            rss_before_mb: 0.0,
-            rss_after_mb: 0.0,
-            errors: self.errors,
-            reasons: self.reasons,
-        }
     }
 }
 

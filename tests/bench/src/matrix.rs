@@ -3,8 +3,9 @@
 use anyhow::{Result, ensure};
 
 use crate::args::Matrix;
-use crate::load::{Load, Until};
+use crate::load::{Load, Session, Until};
 use crate::measured::Measured;
+use crate::process;
 use crate::prompt::{Counter, Prompt};
 use crate::report::{self, Report};
 use crate::target::Target;
@@ -39,6 +40,7 @@ pub(crate) struct Runs {
 /// # Errors
 /// When a request failed, after everything is printed; at once when a target is gone.
 pub(crate) fn compare(pair: Pair, matrix: &Matrix) -> Result<()> {
+    let load_average = process::load_average()?;
     let counter = Counter::new();
     let mut all: Vec<Runs> = cells(matrix)
         .into_iter()
@@ -53,29 +55,33 @@ pub(crate) fn compare(pair: Pair, matrix: &Matrix) -> Result<()> {
             let cell = runs.cell;
             let prompt = Prompt::new(&matrix.model, cell.body_bytes, cell.stream, "pd-bench")?;
             let prompts = [prompt];
-            let measure = |target| {
-                let load = Load {
+            let open = |target| {
+                Session::open(Load {
                     target,
                     prompts: &prompts,
                     counter: &counter,
                     concurrency: cell.concurrency,
-                    until: Until::Window {
-                        warm_up: matrix.warm_up(),
-                        window: matrix.window(),
-                    },
-                };
-                load.run()
+                })
             };
-            // Who goes first changes from cell to cell, and in each cell from repeat to repeat.
-            let baseline_first = (at + repeat as usize).is_multiple_of(2);
-            let early = baseline_first
-                .then(|| measure(&pair.baseline))
-                .transpose()?;
-            let contender = measure(&pair.contender)?;
-            let baseline = match early {
-                Some(measured) => measured,
-                None => measure(&pair.baseline)?,
-            };
+            let (mut baseline, mut contender) = (open(&pair.baseline)?, open(&pair.contender)?);
+            for session in [&mut baseline, &mut contender] {
+                session.slice(Until::Elapsed(matrix.warm_up()))?;
+                session.forget();
+            }
+            // Short turns, so that what else the machine does meets both alike. Who goes first
+            // changes with every turn, cell and repeat.
+            let first = at + repeat as usize;
+            for turn in 0..matrix.turns() {
+                let slice = Until::Elapsed(matrix.slice());
+                if (first + turn).is_multiple_of(2) {
+                    baseline.slice(slice)?;
+                    contender.slice(slice)?;
+                } else {
+                    contender.slice(slice)?;
+                    baseline.slice(slice)?;
+                }
+            }
+            let (baseline, contender) = (baseline.finish()?, contender.finish()?);
             report::progress(repeat, &cell, &pair, &baseline, &contender);
             let errors = baseline.errors + contender.errors;
             runs.baseline.push(baseline);
@@ -84,7 +90,7 @@ pub(crate) fn compare(pair: Pair, matrix: &Matrix) -> Result<()> {
             ensure!(errors == 0, report::reasons(runs, &pair));
         }
     }
-    let report = Report::new(&pair, matrix, &all);
+    let report = Report::new(&pair, matrix, load_average, &all);
     print!("{}", report.markdown());
     if let Some(path) = &matrix.json {
         report.write(path)?;

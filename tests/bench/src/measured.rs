@@ -9,9 +9,9 @@ use serde::Serialize;
 /// Results of one target in one repeat. Times of requests are in µs.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Measured {
-    /// Requests that ended in the window.
+    /// Requests sent and answered.
     pub(crate) requests: u64,
-    /// Length of the window, s.
+    /// Time it took, s.
     pub(crate) seconds: f64,
     /// Requests a second.
     pub(crate) rps: f64,
@@ -27,7 +27,7 @@ pub(crate) struct Measured {
     pub(crate) rss_before_mb: f64,
     /// The same after the run.
     pub(crate) rss_after_mb: f64,
-    /// Requests that failed, in or outside the window.
+    /// Requests that failed, those of the warm-up included.
     pub(crate) errors: u64,
     /// The first few of their reasons.
     pub(crate) reasons: Vec<String>,

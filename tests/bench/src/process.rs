@@ -42,6 +42,15 @@ impl Process {
     }
 }
 
+/// Processes that ran or waited for a CPU, over the last minute.
+pub(crate) fn load_average() -> Result<f64> {
+    let text = fs::read_to_string("/proc/loadavg").context("/proc/loadavg")?;
+    let first = text.split_ascii_whitespace().next().unwrap_or_default();
+    first
+        .parse()
+        .with_context(|| format!("/proc/loadavg: {text}"))
+}
+
 /// Fields 14 and 15 of proc(5) stat; the second, the name in parentheses, may contain anything.
 fn cpu_of(stat: &str) -> Option<Duration> {
     let (_, rest) = stat.rsplit_once(')')?;

@@ -19,7 +19,10 @@ pub(crate) struct Report {
     contender: &'static str,
     repeats: u32,
     window_ms: u128,
+    slice_ms: u64,
     warm_up_ms: u128,
+    /// Of the machine, over the minute before.
+    load_average: f64,
     cells: Vec<CellReport>,
 }
 
@@ -53,13 +56,15 @@ struct Summary {
 // === impl Report ===
 
 impl Report {
-    pub(crate) fn new(pair: &Pair, matrix: &Matrix, all: &[Runs]) -> Self {
+    pub(crate) fn new(pair: &Pair, matrix: &Matrix, load_average: f64, all: &[Runs]) -> Self {
         Self {
             baseline: pair.baseline.name,
             contender: pair.contender.name,
             repeats: matrix.repeats(),
             window_ms: matrix.window().as_millis(),
+            slice_ms: matrix.slice_ms,
             warm_up_ms: matrix.warm_up().as_millis(),
+            load_average,
             cells: all.iter().map(CellReport::new).collect(),
         }
     }
@@ -84,8 +89,8 @@ impl Report {
         let (a, b) = (self.baseline, self.contender);
         writeln!(
             out,
-            "Medians of {} paired repeats (least–greatest), {} ms each after {} ms of warm-up. Ratios are {b}/{a} within a repeat.\n",
-            self.repeats, self.window_ms, self.warm_up_ms
+            "Medians of {} paired repeats (least–greatest) of {} ms for each target, taken in turns of {} ms. Ratios are {b}/{a} within a repeat. Load average before: {}.\n",
+            self.repeats, self.window_ms, self.slice_ms, self.load_average
         )?;
         writeln!(
             out,
@@ -107,11 +112,13 @@ impl Report {
         }
         writeln!(
             out,
-            "\n| body | stream | conc. | {a} total p50 / p99 µs | {b} total p50 / p99 µs | {a} first byte p50 / p99 µs | {b} first byte p50 / p99 µs | {a} RSS MB before → after | {b} RSS MB before → after |"
+            "\n| body | stream | conc. | {a} total ms: p50 / p99 | {b} total ms | {a} first byte ms: p50 / p99 | {b} first byte ms | {a} RSS MB before → after | {b} RSS MB before → after |"
         )?;
         writeln!(out, "|---|---|---|---|---|---|---|---|---|")?;
         for c in &self.cells {
-            let two = |p50: &Spread, p99: &Spread| format!("{} / {}", whole(p50), whole(p99));
+            let two = |p50: &Spread, p99: &Spread| {
+                format!("{} / {}", milliseconds(p50), milliseconds(p99))
+            };
             let first = |s: &Summary| two(&s.first_byte_p50, &s.first_byte_p99);
             let total = |s: &Summary| two(&s.total_p50, &s.total_p99);
             let memory = |s: &Summary| {
@@ -229,6 +236,11 @@ pub(crate) fn size(bytes: usize) -> String {
 
 fn whole(s: &Spread) -> String {
     format!("{:.0} ({:.0}–{:.0})", s.median, s.min, s.max)
+}
+
+fn milliseconds(s: &Spread) -> String {
+    let [median, min, max] = [s.median, s.min, s.max].map(|microseconds| microseconds / 1000.0);
+    format!("{median:.2} ({min:.2}–{max:.2})")
 }
 
 fn ratio(s: &Spread) -> String {

@@ -3,14 +3,15 @@
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use pd_wire::control::Status;
 use serde::Serialize;
 
 use crate::args;
-use crate::load::{Load, Until};
+use crate::load::{Load, Session, Until};
 use crate::matrix::Pair;
 use crate::prompt::{Counter, Prompt};
 use crate::response::Response;
@@ -21,6 +22,10 @@ const SIZES: [usize; 5] = [200, 1 << 10, 2 << 10, 4 << 10, 8 << 10];
 const CONCURRENCY: usize = 32;
 /// Rows of the table after the first.
 const STEPS: u64 = 10;
+/// Requests of the filter must have ended this long after their answers.
+const IDLE_LIMIT: Duration = Duration::from_secs(10);
+/// Between two looks at the status.
+const IDLE_PAUSE: Duration = Duration::from_millis(100);
 const CONTROL_LIMIT: Duration = Duration::from_secs(5);
 
 /// Memory after some requests.
@@ -33,7 +38,6 @@ struct Row {
     above_floor_mb_per_worker: f64,
     /// Linear memory of each VM, in pages of 64 KiB.
     memory_pages: Vec<u32>,
-    live_flows: u64,
 }
 
 /// Sends the requests through both, a step of each in turn, and prints a row after each step.
@@ -50,9 +54,9 @@ pub(crate) fn run(soak: &args::Soak) -> Result<()> {
         }
     }
     println!(
-        "| requests | plain Envoy RSS MB | ours RSS MB | above, per worker MB | linear memory of each VM, pages | live flows |"
+        "| requests | plain Envoy RSS MB | ours RSS MB | above, per worker MB | linear memory of each VM, pages |"
     );
-    println!("|---|---|---|---|---|---|");
+    println!("|---|---|---|---|---|");
     let mut rows = vec![row(soak, &pair, 0)?];
     let mut sent = 0;
     for step in 1..=STEPS {
@@ -78,14 +82,14 @@ pub(crate) fn run(soak: &args::Soak) -> Result<()> {
 }
 
 fn through(target: &Target, prompts: &[Prompt], counter: &Counter, count: u64) -> Result<()> {
-    let load = Load {
+    let mut session = Session::open(Load {
         target,
         prompts,
         counter,
         concurrency: CONCURRENCY,
-        until: Until::Count(count),
-    };
-    let measured = load.run()?;
+    })?;
+    session.slice(Until::Count(count))?;
+    let measured = session.finish()?;
     ensure!(
         measured.errors == 0,
         "{}: {} of {count} requests failed:\n  {}",
@@ -97,7 +101,7 @@ fn through(target: &Target, prompts: &[Prompt], counter: &Counter, count: u64) -
 }
 
 fn row(soak: &args::Soak, pair: &Pair, requests: u64) -> Result<Row> {
-    let status = status(soak.control_url)?;
+    let status = idle_status(soak.control_url)?;
     let floor = pair.baseline.process.resident_mb()?;
     let ours = pair.contender.process.resident_mb()?;
     let row = Row {
@@ -106,18 +110,33 @@ fn row(soak: &args::Soak, pair: &Pair, requests: u64) -> Result<Row> {
         ours_rss_mb: ours,
         above_floor_mb_per_worker: (ours - floor) / f64::from(soak.workers.max(1)),
         memory_pages: status.vms.iter().map(|vm| vm.memory_pages).collect(),
-        live_flows: status.live_flows,
     };
     println!(
-        "| {} | {:.1} | {:.1} | {:.1} | {:?} | {} |",
+        "| {} | {:.1} | {:.1} | {:.1} | {:?} |",
         row.requests,
         row.floor_rss_mb,
         row.ours_rss_mb,
         row.above_floor_mb_per_worker,
         row.memory_pages,
-        row.live_flows,
     );
     Ok(row)
+}
+
+/// The status once no request is alive: VMs publish theirs from time to time.
+fn idle_status(control: SocketAddr) -> Result<Status> {
+    let deadline = Instant::now() + IDLE_LIMIT;
+    loop {
+        let status = status(control)?;
+        if status.live_flows == 0 {
+            return Ok(status);
+        }
+        ensure!(
+            Instant::now() < deadline,
+            "{} requests are alive {IDLE_LIMIT:?} after the last answer",
+            status.live_flows
+        );
+        thread::sleep(IDLE_PAUSE);
+    }
 }
 
 /// The filter's own view, from its control endpoint.

@@ -91,6 +91,7 @@ fn server(behaviour: Behaviour) -> (SocketAddr, Arc<Seen>) {
     (address, seen)
 }
 
+/// A slice of this load after one of ten requests that is forgotten.
 fn by_hand(behaviour: Behaviour, until: Until) -> (Measured, Arc<Seen>) {
     let (address, seen) = server(behaviour);
     let target = Target {
@@ -110,33 +111,32 @@ fn by_hand(behaviour: Behaviour, until: Until) -> (Measured, Arc<Seen>) {
         prompts: &prompts,
         counter: &Counter::new(),
         concurrency: 3,
-        until,
     };
-    (load.run().unwrap(), seen)
+    let mut session = Session::open(load).unwrap();
+    session.slice(Until::Count(10)).unwrap();
+    session.forget();
+    session.slice(until).unwrap();
+    (session.finish().unwrap(), seen)
 }
 
 #[test]
 fn every_request_is_a_prefill_and_a_decode_with_its_parameters() {
     let (measured, seen) = by_hand(Behaviour::Right, Until::Count(20));
     assert_eq!((measured.errors, measured.requests), (0, 20));
-    assert_eq!(seen.prefills.load(Ordering::Relaxed), 20);
-    assert_eq!(seen.decodes.load(Ordering::Relaxed), 20);
+    assert_eq!(seen.prefills.load(Ordering::Relaxed), 30);
+    assert_eq!(seen.decodes.load(Ordering::Relaxed), 30);
     assert!(measured.first_byte.p50 > 0.0);
     assert!(measured.total.p99 >= measured.total.p50);
 }
 
 #[test]
-fn a_window_measures_what_ends_in_it() {
-    let window = Duration::from_millis(200);
-    let until = Until::Window {
-        warm_up: Duration::from_millis(50),
-        window,
-    };
-    let (measured, seen) = by_hand(Behaviour::Right, until);
+fn a_slice_counts_everything_it_sent() {
+    let time = Duration::from_millis(200);
+    let (measured, seen) = by_hand(Behaviour::Right, Until::Elapsed(time));
     assert_eq!(measured.errors, 0);
     assert!(measured.requests > 0);
-    assert!(measured.requests < seen.decodes.load(Ordering::Relaxed));
-    assert!(measured.seconds >= window.as_secs_f64());
+    assert_eq!(measured.requests + 10, seen.decodes.load(Ordering::Relaxed));
+    assert!(measured.seconds >= time.as_secs_f64());
     assert!((measured.rps - measured.requests as f64 / measured.seconds).abs() < 1e-6);
 }
 
