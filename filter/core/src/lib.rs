@@ -3,6 +3,11 @@
 //!
 //! Pure: no host, no clock and no randomness except by argument or through [`port`].
 
+// Under wasm `#[test]` is the attribute of the runner under Node.
+#[cfg(all(test, target_arch = "wasm32", target_os = "unknown"))]
+#[macro_use]
+extern crate pd_core_wasm_tests;
+
 pub mod config;
 pub mod engine;
 pub mod fleet;

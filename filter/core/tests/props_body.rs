@@ -1,6 +1,8 @@
 //! Properties of reading and editing bodies: scanning accepts what `serde_json` accepts, editing
 //! equals editing a document, and no byte is touched that no edit names.
 
+// The generator needs the system's randomness.
+#![cfg(not(target_family = "wasm"))]
 #![allow(
     clippy::unwrap_used,
     clippy::indexing_slicing,
