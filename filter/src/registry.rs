@@ -124,13 +124,19 @@ impl Registry {
         }
     }
 
-    /// The next flow whose deadline has come.
-    pub fn pop_due(&mut self, now_ms: u64) -> Option<FlowId> {
-        while let Some(Reverse((at, _))) = self.due.peek() {
-            if *at > now_ms {
-                return None;
-            }
-            let Reverse((at, id)) = self.due.pop()?;
+    /// The flows whose deadline has come. A flow that asks again for a time that has passed is
+    /// heard at the next call, so a caller never loops.
+    pub fn take_due(&mut self, now_ms: u64) -> Vec<FlowId> {
+        let mut taken = Vec::new();
+        let mut later = Vec::new();
+        while self
+            .due
+            .peek()
+            .is_some_and(|Reverse((at, _))| *at <= now_ms)
+        {
+            let Some(Reverse((at, id))) = self.due.pop() else {
+                break;
+            };
             let Some(entry) = self.flows.get_mut(&id) else {
                 continue;
             };
@@ -139,10 +145,13 @@ impl Registry {
             }
             entry.armed = None;
             match entry.flow.deadline() {
-                Some(deadline) if deadline <= now_ms => return Some(id),
-                _ => self.settle(id),
+                Some(deadline) if deadline <= now_ms => taken.push(id),
+                _ => later.push(id),
             }
         }
-        None
+        for id in later {
+            self.settle(id);
+        }
+        taken
     }
 }

@@ -138,7 +138,7 @@ impl Vm {
     /// One tick of one root: deadlines at every one, the VM's own duties once a period.
     fn tick(&mut self, settings: &Settings) {
         let now_ms = clock::now_ms();
-        while let Some(id) = self.flows.pop_due(now_ms) {
+        for id in self.flows.take_due(now_ms) {
             self.handle(id, Event::Due, Place::Root(settings.root));
         }
         if now_ms.saturating_sub(self.ticked_at) < TICK_MS / 2 {

@@ -3,7 +3,7 @@
 //! A refusal of these is ordinary here: an older host refuses to replace the first bytes of a
 //! body, a stream may be gone when its deadline fires.
 
-use proxy_wasm::types::BufferType;
+use proxy_wasm::types::{BufferType, MapType};
 
 #[link(wasm_import_module = "env")]
 unsafe extern "C" {
@@ -24,6 +24,13 @@ unsafe extern "C" {
         headers_size: usize,
         grpc_status: i32,
     ) -> u32;
+    fn proxy_replace_header_map_value(
+        map: u32,
+        name: *const u8,
+        name_size: usize,
+        value: *const u8,
+        value_size: usize,
+    ) -> u32;
     fn proxy_continue_stream(stream: u32) -> u32;
     fn proxy_close_stream(stream: u32) -> u32;
 }
@@ -36,6 +43,20 @@ pub fn set_buffer(buffer: BufferType, start: usize, size: usize, data: &[u8]) ->
     // SAFETY: the pointer and the length describe `data`, which outlives the call; the host
     // copies out of it.
     unsafe { proxy_set_buffer_bytes(buffer as u32, start, size, data.as_ptr(), data.len()) == OK }
+}
+
+/// Sets a header of the current stream; false when the host refuses.
+pub fn set_header(map: MapType, name: &str, value: &str) -> bool {
+    // SAFETY: every pointer and length pair describes a slice that outlives the call.
+    unsafe {
+        proxy_replace_header_map_value(
+            map as u32,
+            name.as_ptr(),
+            name.len(),
+            value.as_ptr(),
+            value.len(),
+        ) == OK
+    }
 }
 
 /// Answers the current stream; `details` goes into the access log. False when refused.

@@ -19,8 +19,8 @@ pub fn set_response_header(name: &str, value: &str) {
 }
 
 fn set(map: MapType, name: &str, value: &str) {
-    if let Err(status) = hostcalls::set_map_value(map, name, Some(value)) {
-        log::warn!("header {name} was refused: {status:?}");
+    if !super::raw::set_header(map, name, value) {
+        log::warn!("header {name} was refused by the host");
     }
 }
 
