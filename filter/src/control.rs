@@ -108,7 +108,7 @@ impl Control {
         match result {
             Ok(reply) => reply_json(200, &reply),
             Err(refusal) => {
-                log::warn!("push refused: {}", refusal.reply.error);
+                vm::with(|vm| vm.warn(format_args!("push refused: {}", refusal.reply.error)));
                 reply_json(refusal.status.code(), &refusal.reply);
             }
         }

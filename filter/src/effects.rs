@@ -1,6 +1,6 @@
 //! Performs what flows ask for: the only place that pauses, resumes, dispatches and answers.
 
-use crate::host::{raw, stream};
+use crate::host::{clock, raw, stream};
 use crate::registry::FlowId;
 use crate::vm::Vm;
 use pd_core::flow::{BodyEdit, Call, Effect, Event, Leg};
@@ -51,13 +51,13 @@ impl Vm {
             return;
         };
         let settings = Rc::clone(&entry.settings);
-        let effects = entry
-            .flow
-            .on(event, &mut Self::scene(&mut self.worker, &settings));
+        let now_ms = clock::now_ms();
+        let scene = &mut Self::scene(&mut self.worker, &settings, now_ms);
+        let effects = entry.flow.on(event, scene);
         for effect in effects {
             self.perform(id, effect, place, outcome);
         }
-        self.flows.settle(id);
+        self.flows.settle(id, now_ms);
     }
 
     fn perform(&mut self, id: FlowId, effect: Effect, place: Place, outcome: &mut Outcome) {
@@ -67,7 +67,7 @@ impl Vm {
                 let body = self.at_stream(id, place).then(|| self.read_body(id));
                 match body {
                     Some(body) => self.step(id, Event::Body(&body), place, outcome),
-                    None => self.step(id, Event::Gone, place, outcome),
+                    None => self.step(id, Event::Gone { engine_cut: false }, place, outcome),
                 }
             }
             Effect::ProbeBody => {
@@ -109,7 +109,7 @@ impl Vm {
             Effect::Hold => outcome.hold = true,
             Effect::Orphan(flow) => {
                 if let Some(orphan) = self.flows.orphan(id, *flow) {
-                    self.flows.settle(orphan);
+                    self.flows.settle(orphan, clock::now_ms());
                 }
             }
             Effect::Count(count) => self.meters.count(count),
@@ -119,8 +119,14 @@ impl Vm {
                 }
             }
             Effect::Warn(text) => {
-                let request = self.flows.get_mut(id).map(|entry| entry.flow.request_id());
-                log::warn!("request {}: {text}", request.unwrap_or("-"));
+                let request = self
+                    .flows
+                    .get_mut(id)
+                    .map(|entry| entry.flow.request_id().to_owned());
+                self.warn(format_args!(
+                    "request {}: {text}",
+                    request.as_deref().unwrap_or("-")
+                ));
             }
         }
     }
@@ -200,6 +206,8 @@ impl Vm {
     fn send(&mut self, id: FlowId, leg: &Leg, place: Place, outcome: &mut Outcome) {
         stream::set_request_header(names::HEADER_TARGET, &leg.address);
         stream::set_request_header(names::HEADER_REQUEST_ID, &leg.request_id);
+        // The body was read as JSON; engines refuse JSON that does not say so, after the prefill.
+        stream::set_request_header("content-type", "application/json");
         let size = self.flows.get_mut(id).map_or(0, |entry| entry.body_len);
         let length = match &leg.body {
             BodyEdit::Keep => size,

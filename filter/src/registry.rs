@@ -11,6 +11,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::Rc;
 
+/// Longest time a deadline stays unlooked at, in ms.
+const LOOK_AGAIN_MS: u64 = 5000;
+
 /// A flow's id in this VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u64);
@@ -73,10 +76,14 @@ impl Registry {
 
     /// Remembers that a call of the flow is out.
     pub fn called(&mut self, id: FlowId, token: u32) {
-        if let Some(entry) = self.flows.get_mut(&id) {
-            entry.call = Some(token);
-            self.calls.insert(token, id);
+        let Some(entry) = self.flows.get_mut(&id) else {
+            return;
+        };
+        // A call given up on must not be taken for this one when its answer comes.
+        if let Some(old) = entry.call.replace(token) {
+            self.calls.remove(&old);
         }
+        self.calls.insert(token, id);
     }
 
     /// The flow whose call was answered; each call is answered once.
@@ -104,7 +111,10 @@ impl Registry {
     }
 
     /// After an event: forgets an ended flow, else sees to its deadline.
-    pub fn settle(&mut self, id: FlowId) {
+    ///
+    /// A deadline far away is looked at again sooner, so that flows which end before it do not
+    /// stay among the deadlines until then.
+    pub fn settle(&mut self, id: FlowId, now_ms: u64) {
         let Some(entry) = self.flows.get_mut(&id) else {
             return;
         };
@@ -116,11 +126,12 @@ impl Registry {
             return;
         }
         // A deadline that moved later is looked at again when its old entry comes up.
-        if let Some(deadline) = entry.flow.deadline()
-            && entry.armed.is_none_or(|armed| deadline < armed)
-        {
-            entry.armed = Some(deadline);
-            self.due.push(Reverse((deadline, id)));
+        if let Some(deadline) = entry.flow.deadline() {
+            let at = deadline.min(now_ms.saturating_add(LOOK_AGAIN_MS));
+            if entry.armed.is_none_or(|armed| at < armed) {
+                entry.armed = Some(at);
+                self.due.push(Reverse((at, id)));
+            }
         }
     }
 
@@ -150,7 +161,7 @@ impl Registry {
             }
         }
         for id in later {
-            self.settle(id);
+            self.settle(id, now_ms);
         }
         taken
     }

@@ -120,6 +120,8 @@ impl Context for Root {
         };
         let body = stream::read(BufferType::HttpCallResponseBody, 0, body_size);
         let event = match status {
+            // The proxy's own answer to a call it could not deliver; an engine's carries a time.
+            Some(503 | 504) if !stream::call_reached_upstream() => Event::CallFailed,
             Some(status) => Event::CallReply {
                 status,
                 body: &body,
@@ -145,6 +147,7 @@ impl Vm {
             return;
         }
         self.ticked_at = now_ms;
+        self.reset_warnings();
         self.worker.fleet.refresh(&SharedData);
         let vitals = Vitals {
             live_flows: u32::try_from(self.flows.len()).unwrap_or(u32::MAX),

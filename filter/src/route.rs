@@ -2,7 +2,7 @@
 
 use crate::control::Control;
 use crate::effects::{Outcome, Place, answer};
-use crate::host::stream;
+use crate::host::{clock, stream};
 use crate::registry::FlowId;
 use crate::root::Settings;
 use crate::vm::{self, Vm};
@@ -14,6 +14,9 @@ use std::rc::Rc;
 
 /// What the proxy says when the engine answered.
 const VIA_UPSTREAM: &str = "via_upstream";
+
+/// How the proxy's words for an engine that cut its answer begin.
+const UPSTREAM_CUT: &str = "upstream_reset_after_response_started";
 
 /// One stream.
 pub struct Route {
@@ -58,11 +61,13 @@ impl Route {
         }
         self.flow = Some(vm::with(|vm| {
             let probe = !vm.bodies_seen;
-            let flow = Flow::new(head, probe, &mut Vm::scene(&mut vm.worker, &self.settings));
+            let now_ms = clock::now_ms();
+            let scene = &mut Vm::scene(&mut vm.worker, &self.settings, now_ms);
+            let flow = Flow::new(head, probe, scene);
             let id = vm
                 .flows
                 .insert(flow, Some(self.id), Rc::clone(&self.settings));
-            vm.flows.settle(id);
+            vm.flows.settle(id, now_ms);
             id
         }));
         Ok(())
@@ -115,7 +120,7 @@ impl Route {
                 flow::Route::Models => Some(models::list(&vm.worker.fleet)),
                 flow::Route::Model(id) => Some(models::one(&vm.worker.fleet, id)),
                 flow::Route::Ready => Some(models::readiness(&vm.worker.fleet)),
-                flow::Route::Unknown => Some(Fault::Path.reply(None)),
+                flow::Route::Unknown => Some(Fault::Path.reply(Some(&vm.worker.ids.request_id()))),
                 flow::Route::Inference(_) => None,
             }
         })?;
@@ -156,7 +161,7 @@ impl HttpContext for Route {
             .map(|(name, value)| (name.as_str(), value.as_slice()));
         let head = Head::read(path, endpoint, pairs);
         if let Err(fault) = self.start(head, &headers, end) {
-            answer(&fault.reply(None));
+            answer(&fault.reply(Some(&vm::with(|vm| vm.worker.ids.request_id()))));
         }
         Action::Pause
     }
@@ -260,7 +265,9 @@ impl Vm {
         };
         entry.context = None;
         let unsent = entry.outbox.take().is_some();
-        self.handle(id, Event::Gone, Place::Response);
+        let details = stream::property(&["response", "code_details"]);
+        let engine_cut = details.is_some_and(|details| details.starts_with(UPSTREAM_CUT));
+        self.handle(id, Event::Gone { engine_cut }, Place::Response);
         if unsent {
             // Its call never left, so nothing will answer.
             self.handle(id, Event::CallFailed, Place::Response);

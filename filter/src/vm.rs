@@ -6,6 +6,9 @@ use crate::root::Settings;
 use pd_core::worker::{Scene, Worker};
 use std::cell::RefCell;
 
+/// Most warnings between two ticks; more of the same tell nothing new.
+const WARNINGS_PER_TICK: u32 = 10;
+
 /// Everything this VM knows.
 #[derive(Debug)]
 pub struct Vm {
@@ -19,6 +22,8 @@ pub struct Vm {
     pub bodies_seen: bool,
     /// The host replaces the first bytes of a body (Envoy 1.40); older ones refuse.
     pub replaces_prefix: bool,
+    /// Warnings since the last tick.
+    pub warned: u32,
     /// When the last tick of any root was worked on, in ms.
     pub ticked_at: u64,
     /// When expired charges were looked for, in ms.
@@ -52,18 +57,36 @@ impl Vm {
             meters: Meters::default(),
             bodies_seen: false,
             replaces_prefix: true,
+            warned: 0,
             ticked_at: 0,
             swept_at: 0,
         }
     }
 
     /// The part of the state that a transition works on, beside the live flows.
-    pub fn scene<'a>(worker: &'a mut Worker, settings: &'a Settings) -> Scene<'a> {
+    pub fn scene<'a>(worker: &'a mut Worker, settings: &'a Settings, now_ms: u64) -> Scene<'a> {
         Scene {
             worker,
             config: &settings.config,
             store: &SharedData,
-            now_ms: crate::host::clock::now_ms(),
+            now_ms,
         }
+    }
+
+    /// Tells the operator, a bounded number of times a tick.
+    pub fn warn(&mut self, text: std::fmt::Arguments<'_>) {
+        self.warned = self.warned.saturating_add(1);
+        if self.warned <= WARNINGS_PER_TICK {
+            log::warn!("{text}");
+        }
+    }
+
+    /// A tick has passed: says how many warnings were left out.
+    pub fn reset_warnings(&mut self) {
+        let left_out = self.warned.saturating_sub(WARNINGS_PER_TICK);
+        if left_out > 0 {
+            log::warn!("{left_out} more warnings were left out");
+        }
+        self.warned = 0;
     }
 }

@@ -76,7 +76,7 @@ pub enum Fault {
     #[error("the gateway has not received its pods yet; retry in a moment")]
     NoSnapshot,
     /// The model has no pod that can take the request.
-    #[error("no pod of model {model} can take this request: {detail}; retry later")]
+    #[error("no pod of model {model} can take this request: {detail}")]
     NoPod {
         /// Model name.
         model: String,
@@ -159,7 +159,8 @@ impl Fault {
                 let status = match failure {
                     PrefillFailure::Transport => 503,
                     PrefillFailure::Timeout => 504,
-                    PrefillFailure::Status(status @ 400..=599) => *status,
+                    // Overload of one pod: the client may try again.
+                    PrefillFailure::Status(429 | 502 | 503) => 503,
                     PrefillFailure::Status(_) | PrefillFailure::BadResponse => 502,
                 };
                 (

@@ -37,6 +37,13 @@ pub fn call_status() -> Option<u16> {
         .ok()
 }
 
+/// True when the answer to a call came from upstream: the proxy then says how long it took.
+pub fn call_reached_upstream() -> bool {
+    let map = MapType::HttpCallResponseHeaders;
+    let name = "x-envoy-upstream-service-time";
+    matches!(hostcalls::get_map_value_bytes(map, name), Ok(Some(_)))
+}
+
 /// `size` bytes of a buffer from `start`; empty when there are none.
 pub fn read(buffer: BufferType, start: usize, size: usize) -> Vec<u8> {
     if size == 0 {

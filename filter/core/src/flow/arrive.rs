@@ -55,7 +55,8 @@ impl Flow {
         } else if scene.now_ms >= since.saturating_add(scene.config.knobs.snapshot_wait_ms) {
             return self.fail(&Fault::NoSnapshot, scene, effects);
         }
-        State::Awaiting { since }
+        let look_at = scene.now_ms.saturating_add(super::POLL_MS);
+        State::Awaiting { since, look_at }
     }
 
     fn serve(
@@ -124,6 +125,7 @@ impl Flow {
             prefill,
             decode,
             charge: charged.id,
+            auto_profile: plan.auto_profile.clone(),
             strategy: plan.strategy.name(),
             knobs: Arc::clone(knobs),
         })

@@ -88,8 +88,11 @@ impl Flow {
                 }
             }
             Event::Due if scene.now_ms >= leg.deadline => self.silent(&leg, scene, effects),
-            Event::Gone => {
+            Event::Gone { engine_cut } => {
                 Self::release(&leg.choice, scene);
+                if engine_cut {
+                    return self.ended("engine_cut", 502, scene, effects);
+                }
                 self.client_gone(scene, effects)
             }
             _ => State::Decoding(leg),
@@ -187,6 +190,9 @@ impl Flow {
         }
         if let Some(id) = &self.head.client_request_id {
             headers.push((names::HEADER_REQUEST_ID, id.clone()));
+        }
+        if let Some(profile) = &choice.auto_profile {
+            headers.push((names::HEADER_RESOLVED_PROFILE, profile.clone()));
         }
         if let Some(decision) = &choice.decision {
             headers.push((names::HEADER_DECISION, decision.clone()));

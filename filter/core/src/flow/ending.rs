@@ -5,6 +5,7 @@ use super::{Effect, Flow};
 use crate::meters::{Count, Meter};
 use crate::reply::{Fault, Reply};
 use crate::worker::Scene;
+use pd_wire::names;
 
 impl Flow {
     /// Ends with a fault of ours; nothing is charged any more.
@@ -21,12 +22,15 @@ impl Flow {
     /// Ends with a local answer.
     pub(super) fn answer(
         &self,
-        reply: Reply,
+        mut reply: Reply,
         label: &'static str,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
         let status = reply.status;
+        if let Some(id) = &self.head.client_request_id {
+            reply.headers.push((names::HEADER_REQUEST_ID, id.clone()));
+        }
         effects.push(Effect::Reply(reply));
         self.ended(label, status, scene, effects)
     }

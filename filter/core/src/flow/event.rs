@@ -39,6 +39,9 @@ pub enum Event<'a> {
         /// No more follows.
         end: bool,
     },
-    /// The client's stream is over, whatever the reason.
-    Gone,
+    /// The client's stream is over.
+    Gone {
+        /// The engine cut its answer, not the client.
+        engine_cut: bool,
+    },
 }

@@ -104,7 +104,7 @@ impl Flow {
             (State::Receiving { .. }, Event::Body(body)) => {
                 self.arrive(body, Attempt::first(scene.now_ms), scene, &mut effects)
             }
-            (State::Awaiting { since }, Event::Body(body)) => {
+            (State::Awaiting { since, .. }, Event::Body(body)) => {
                 self.arrive(body, Attempt::first(since), scene, &mut effects)
             }
             (State::Rereading(attempt), Event::Body(body)) => {
@@ -120,15 +120,19 @@ impl Flow {
                 effects.push(Effect::Warn(Fault::Misconfigured.to_string()));
                 self.fail(&Fault::Misconfigured, scene, &mut effects)
             }
-            (State::Awaiting { since }, Event::Due) => self.wait(since, scene, &mut effects),
+            (State::Awaiting { since, .. }, Event::Due) => self.wait(since, scene, &mut effects),
             (State::Prefilling(leg), event) => self.prefilling(leg, event, scene, &mut effects),
             (State::Decoding(leg), event) => self.decoding(leg, event, scene, &mut effects),
             (State::Orphaned(leg), event) => self.orphaned(leg, event, scene, &mut effects),
             (State::Freeing(leg), event) => self.freeing(leg, event, scene, &mut effects),
             (
                 State::Receiving { .. } | State::Awaiting { .. } | State::Rereading(_),
-                Event::Gone,
+                Event::Gone { .. },
             ) => self.client_gone(scene, &mut effects),
+            (
+                State::Receiving { .. } | State::Awaiting { .. } | State::Rereading(_),
+                Event::ResponseHeaders { status, .. },
+            ) => self.ended("proxy_refused", status, scene, &mut effects),
             (state, _) => state,
         };
         effects

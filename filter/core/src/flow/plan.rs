@@ -24,6 +24,8 @@ pub(super) struct Plan {
     pub(super) strategy: knobs::Strategy,
     /// Profile by which every pod's own range is looked up.
     pub(super) pod_profile: Option<String>,
+    /// Profile chosen by the request's size.
+    pub(super) auto_profile: Option<String>,
     pub(super) endpoint: Endpoint,
     /// Both legs are possible: one prompt, one answer, an engine that hands its KV over.
     pub(super) hands_over: bool,
@@ -78,6 +80,10 @@ impl Plan {
             knobs: resolved.knobs,
             strategy: resolved.strategy,
             pod_profile: resolved.pod_profile.map(str::to_owned),
+            auto_profile: resolved
+                .profile_name
+                .filter(|_| resolved.auto)
+                .map(str::to_owned),
             fleet: Rc::clone(&fleet),
             endpoint: head.endpoint,
             hands_over: scan.hands_over && engine == Engine::Vllm,

@@ -30,7 +30,7 @@ impl Flow {
                 self.prefill_failed(leg, PrefillFailure::Transport, &[], scene, effects)
             }
             Event::Due if scene.now_ms >= leg.deadline => self.prefill_late(leg, scene, effects),
-            Event::Gone => self.abandoned(leg, scene, effects),
+            Event::Gone { .. } => self.abandoned(leg, scene, effects),
             _ => State::Prefilling(leg),
         }
     }

@@ -21,6 +21,8 @@ pub(super) enum State {
     Awaiting {
         /// When the body was complete.
         since: u64,
+        /// When to look for the snapshot again.
+        look_at: u64,
     },
     /// A prefill leg failed; the body is read again for another pair.
     Rereading(Attempt),
@@ -48,6 +50,8 @@ pub(super) struct Choice {
     pub(super) knobs: Arc<Knobs>,
     /// Value of the `routing-strategy` response header.
     pub(super) strategy: &'static str,
+    /// Profile chosen by the request's size, told to the client.
+    pub(super) auto_profile: Option<String>,
     /// Value of the `x-pd-decision` response header, when asked for.
     pub(super) decision: Option<String>,
 }
@@ -95,8 +99,7 @@ impl State {
     pub(super) fn deadline(&self) -> Option<u64> {
         match self {
             Self::Receiving { probe_at } => *probe_at,
-            // The snapshot is looked for at every tick.
-            Self::Awaiting { since } => Some(*since),
+            Self::Awaiting { look_at, .. } => Some(*look_at),
             Self::Prefilling(leg) => Some(leg.deadline),
             Self::Orphaned(leg) => Some(leg.deadline),
             Self::Decoding(leg) => Some(leg.deadline),

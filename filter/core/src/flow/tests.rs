@@ -349,7 +349,7 @@ fn a_late_prefill_goes_on_as_an_orphan_while_the_request_is_tried_elsewhere() {
             body: HANDED_OVER,
         },
     );
-    stage.on(&mut flow, Event::Gone);
+    stage.on(&mut flow, Event::Gone { engine_cut: false });
     stage.assert_at_rest();
 }
 
@@ -376,7 +376,7 @@ fn a_client_that_leaves_during_prefill_ends_its_charges_with_the_work() {
         let mut stage = Stage::new(1, "");
         let mut flow = stage.flow();
         stage.on(&mut flow, Event::Body(CHAT));
-        let effects = stage.on(&mut flow, Event::Gone);
+        let effects = stage.on(&mut flow, Event::Gone { engine_cut: false });
         assert_eq!(endings(&effects), 1);
         assert!(flow.is_orphaned());
         assert_eq!(stage.charged().prefill_requests, 1);
@@ -412,7 +412,7 @@ fn a_request_waits_for_the_first_snapshot_a_bounded_time() {
     assert!(has(&effects, |effect| matches!(effect, Effect::ReadBody)));
     let effects = stage.on(&mut flow, Event::Body(CHAT));
     call(&effects);
-    stage.on(&mut flow, Event::Gone);
+    stage.on(&mut flow, Event::Gone { engine_cut: false });
     stage.on(&mut flow, Event::CallFailed);
     stage.assert_at_rest();
 }
@@ -535,6 +535,6 @@ fn what_cannot_hand_kv_over_goes_in_one_leg() {
         (sent.address.as_str(), &sent.body),
         ("10.0.0.2:8000", &BodyEdit::Keep)
     );
-    stage.on(&mut flow, Event::Gone);
+    stage.on(&mut flow, Event::Gone { engine_cut: false });
     stage.assert_at_rest();
 }

@@ -222,7 +222,7 @@ knobs! {
     prefix_cache_eviction_interval_ms: u64 = 1_000;
     "prefixCacheEvictionIntervalSeconds", TIMER, Filter, env "AIBRIX_PREFIX_CACHE_EVICTION_INTERVAL_SECONDS";
 
-    /// Seed of the block hashes. Unset: drawn when Envoy starts.
+    /// Seed of the block hashes. Unset: 0, so that a restarted gateway names blocks as before.
     prefix_cache_hash_seed: Option<u64> = None;
     "prefixCacheHashSeed", SEED, Filter, env "AIBRIX_PREFIX_CACHE_HASH_SEED";
 
