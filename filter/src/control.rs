@@ -106,7 +106,10 @@ impl Control {
             accept_samples(&SharedData, bytes, now_ms)
         };
         match result {
-            Ok(reply) => reply_json(200, &reply),
+            Ok(reply) => {
+                vm::with(|vm| vm.worker.fleet.refresh(&SharedData));
+                reply_json(200, &reply);
+            }
             Err(refusal) => {
                 vm::with(|vm| vm.warn(format_args!("push refused: {}", refusal.reply.error)));
                 reply_json(refusal.status.code(), &refusal.reply);

@@ -1,10 +1,11 @@
 //! What one VM knows, shared by all its requests.
 
 use crate::config::Config;
-use crate::fleet::FleetCache;
+use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
+use std::rc::Rc;
 
 /// State of one VM.
 #[derive(Debug)]
@@ -38,6 +39,16 @@ impl Worker {
             retrying: 0,
             orphans: 0,
         }
+    }
+
+    /// The model's pods. The snapshot is brought up to date by the tick; a model that is not in
+    /// it may have come since.
+    pub fn find_model(&mut self, name: &str, store: &dyn SharedStore) -> Option<Rc<ModelFleet>> {
+        let known = self.fleet.model(name);
+        if known.is_some() || !self.fleet.refresh(store) {
+            return known;
+        }
+        self.fleet.model(name)
     }
 
     /// May one more request be tried on another roleset? At most `percent` of the requests in

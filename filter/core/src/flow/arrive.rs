@@ -32,7 +32,9 @@ impl Flow {
             // Engines use the id as a key: an attempt never reuses one.
             self.request_id = scene.worker.ids.request_id();
         }
-        scene.worker.fleet.refresh(scene.store);
+        if !scene.worker.fleet.ready() {
+            scene.worker.fleet.refresh(scene.store);
+        }
         if !scene.worker.fleet.ready() {
             return self.wait(attempt.since, scene, effects);
         }
@@ -67,7 +69,7 @@ impl Flow {
         effects: &mut Vec<Effect>,
     ) -> Result<State, Fault> {
         let scan = scan(self.head.endpoint, body)?;
-        let fleet = scene.worker.fleet.model(&scan.model);
+        let fleet = scene.worker.find_model(&scan.model, scene.store);
         let fleet = fleet.ok_or_else(|| Fault::Model(excerpt(&scan.model)))?;
         self.model = Some(Rc::clone(&fleet.name));
         let plan = Plan::new(body, &scan, fleet, &self.head, scene)?;

@@ -80,7 +80,7 @@ impl Flow {
         scene
             .worker
             .ledger
-            .prefill_done(scene.store, leg.choice.charge);
+            .handed_over(scene.store, leg.choice.charge);
         if let (Some(chain), Some(pod)) = (&leg.chain, leg.choice.prefill_pod()) {
             let model = model_hash(&leg.choice.fleet.name);
             index(&leg.choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);

@@ -183,6 +183,14 @@ impl Ledger {
         self.show(store, changed)
     }
 
+    /// Both at once, in one write: the prompt is computed and the decode leg goes. False when
+    /// that was known already or the charge is gone.
+    pub fn handed_over<S: SharedStore + ?Sized>(&mut self, store: &S, id: ChargeId) -> bool {
+        let prefilled = self.book.prefill_done(id);
+        let changed = self.book.decode_sent(id).or(prefilled);
+        self.show(store, changed)
+    }
+
     /// Gives back whatever is left of a charge. False when it is gone already.
     pub fn release<S: SharedStore + ?Sized>(&mut self, store: &S, id: ChargeId) -> bool {
         let changed = self.book.release(id);
