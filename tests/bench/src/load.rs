@@ -13,6 +13,7 @@ use crate::connection::Connection;
 use crate::measured::{Measured, Times};
 use crate::process::Process;
 use crate::prompt::{Counter, Leg, Prompt};
+use crate::response::shown;
 use crate::target::{Route, Target};
 
 /// A run in which nothing is answered for this long has failed.
@@ -23,8 +24,6 @@ const MAX_ERRORS: u64 = 20;
 const MAX_REASONS: usize = 5;
 /// Room for one read; the answers expected fit.
 const READ_BYTES: usize = 64 << 10;
-/// Characters of an answer shown when it is not as it must be.
-const SHOWN: usize = 600;
 
 /// What a target is loaded with.
 #[derive(Clone, Copy)]
@@ -380,11 +379,6 @@ fn check(body: &[u8], stream: bool) -> Result<()> {
         shown(body)
     );
     Ok(())
-}
-
-fn shown(body: &[u8]) -> String {
-    let text = String::from_utf8_lossy(body);
-    text.chars().take(SHOWN).collect()
 }
 
 #[cfg(test)]
