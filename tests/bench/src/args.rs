@@ -87,7 +87,7 @@ pub(crate) struct Matrix {
     #[arg(long)]
     pub(crate) window_ms: Option<u64>,
     /// The targets take turns of this many ms until each had its window.
-    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) slice_ms: u64,
     /// Load before the measurement, in ms; default 300, with --quick 150.
     #[arg(long)]

@@ -13,6 +13,7 @@ use crate::connection::Connection;
 use crate::measured::{Measured, Times};
 use crate::process::Process;
 use crate::prompt::{Counter, Leg, Prompt};
+use crate::response::shown;
 use crate::target::{Route, Target};
 
 /// A run in which nothing is answered for this long has failed.
@@ -23,8 +24,6 @@ const MAX_ERRORS: u64 = 20;
 const MAX_REASONS: usize = 5;
 /// Room for one read; the answers expected fit.
 const READ_BYTES: usize = 64 << 10;
-/// Characters of an answer shown when it is not as it must be.
-const SHOWN: usize = 600;
 
 /// What a target is loaded with.
 #[derive(Clone, Copy)]
@@ -63,6 +62,8 @@ pub(crate) struct Session<'a> {
 struct Client {
     front: Connection,
     back: Option<Connection>,
+    /// A request is under way.
+    busy: bool,
     leg: Leg,
     prompt: usize,
     number: u64,
@@ -234,6 +235,7 @@ impl<'a> Run<'a> {
         client.number = self.load.counter.next();
         self.launched += 1;
         self.in_flight += 1;
+        client.busy = true;
         client.started = Instant::now();
         client.first_byte = None;
         client.leg = match self.load.target.route {
@@ -250,8 +252,9 @@ impl<'a> Run<'a> {
 
     /// Deals with an event of one of the client's connections.
     fn turn(&mut self, client: &mut Client, token: usize, registry: &Registry) -> Result<()> {
-        // The connection of the other leg has nothing to say now.
-        if (client.leg == Leg::Decode) != (token % 2 == 1) {
+        // An idle client's last answer must not be counted again, and the connection of the other
+        // leg has nothing to say now. A connection closed meanwhile fails when it is next used.
+        if !client.busy || (client.leg == Leg::Decode) != (token % 2 == 1) {
             return Ok(());
         }
         match self.advance(client) {
@@ -266,6 +269,7 @@ impl<'a> Run<'a> {
                 *client = Client::open(self.load.target.route, registry, token / 2)?;
             }
         }
+        client.busy = false;
         self.in_flight -= 1;
         self.progress = Instant::now();
         self.launch(client)
@@ -325,6 +329,7 @@ impl Client {
         Ok(Self {
             front: open(front, 2 * index)?,
             back: back.map(|b| open(b, 2 * index + 1)).transpose()?,
+            busy: false,
             leg: Leg::Whole,
             prompt: 0,
             number: 0,
@@ -380,11 +385,6 @@ fn check(body: &[u8], stream: bool) -> Result<()> {
         shown(body)
     );
     Ok(())
-}
-
-fn shown(body: &[u8]) -> String {
-    let text = String::from_utf8_lossy(body);
-    text.chars().take(SHOWN).collect()
 }
 
 #[cfg(test)]

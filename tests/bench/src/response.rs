@@ -1,11 +1,13 @@
 //! HTTP/1.1 answers read piece by piece: head, then a body by length or in chunks.
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use memchr::memchr;
 
 /// Larger heads, bodies and chunk sizes are refused; the answers expected here are a few KB.
 const LIMIT: usize = 1 << 20;
 const MAX_HEADERS: usize = 64;
+/// Characters of an answer shown when it is not as it must be.
+const SHOWN: usize = 600;
 
 /// One answer as far as it has arrived.
 #[derive(Default)]
@@ -145,7 +147,9 @@ impl Response {
     fn head(&mut self) -> Result<bool> {
         let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut head = httparse::Response::new(&mut headers);
-        let httparse::Status::Complete(length) = head.parse(&self.raw)? else {
+        let parsed = head.parse(&self.raw);
+        let parsed = parsed.with_context(|| shown(&self.raw))?;
+        let httparse::Status::Complete(length) = parsed else {
             return Ok(false);
         };
         let mut stage = None;
@@ -166,6 +170,12 @@ impl Response {
         self.stage = stage.ok_or_else(|| anyhow!("neither length nor chunks"))?;
         Ok(true)
     }
+}
+
+/// The beginning of bytes, for a message.
+pub(crate) fn shown(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    text.chars().take(SHOWN).collect()
 }
 
 /// The bytes before the first CRLF, if it has arrived.

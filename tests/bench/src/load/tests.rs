@@ -91,8 +91,8 @@ fn server(behaviour: Behaviour) -> (SocketAddr, Arc<Seen>) {
     (address, seen)
 }
 
-/// A slice of this load after one of ten requests that is forgotten.
-fn by_hand(behaviour: Behaviour, until: Until) -> (Measured, Arc<Seen>) {
+/// Calls `then` with a session of a target that behaves so, and with what its server sees.
+fn with_session<T>(behaviour: Behaviour, then: impl FnOnce(Session<'_>, &Seen) -> T) -> T {
     let (address, seen) = server(behaviour);
     let target = Target {
         name: "test",
@@ -112,32 +112,53 @@ fn by_hand(behaviour: Behaviour, until: Until) -> (Measured, Arc<Seen>) {
         counter: &Counter::new(),
         concurrency: 3,
     };
-    let mut session = Session::open(load).unwrap();
-    session.slice(Until::Count(10)).unwrap();
-    session.forget();
-    session.slice(until).unwrap();
-    (session.finish().unwrap(), seen)
+    then(Session::open(load).unwrap(), &seen)
 }
 
 #[test]
 fn every_request_is_a_prefill_and_a_decode_with_its_parameters() {
-    let (measured, seen) = by_hand(Behaviour::Right, Until::Count(20));
-    assert_eq!((measured.errors, measured.requests), (0, 20));
-    assert_eq!(seen.prefills.load(Ordering::Relaxed), 30);
-    assert_eq!(seen.decodes.load(Ordering::Relaxed), 30);
-    assert!(measured.first_byte.p50 > 0.0);
-    assert!(measured.total.p99 >= measured.total.p50);
+    with_session(Behaviour::Right, |mut session, seen| {
+        session.slice(Until::Count(20)).unwrap();
+        let measured = session.finish().unwrap();
+        assert_eq!((measured.errors, measured.requests), (0, 20));
+        assert_eq!(seen.prefills.load(Ordering::Relaxed), 20);
+        assert_eq!(seen.decodes.load(Ordering::Relaxed), 20);
+        assert!(measured.first_byte.p50 > 0.0);
+        assert!(measured.total.p99 >= measured.total.p50);
+    });
 }
 
 #[test]
-fn a_slice_counts_everything_it_sent() {
-    let time = Duration::from_millis(200);
-    let (measured, seen) = by_hand(Behaviour::Right, Until::Elapsed(time));
-    assert_eq!(measured.errors, 0);
-    assert!(measured.requests > 0);
-    assert_eq!(measured.requests + 10, seen.decodes.load(Ordering::Relaxed));
-    assert!(measured.seconds >= time.as_secs_f64());
-    assert!((measured.rps - measured.requests as f64 / measured.seconds).abs() < 1e-6);
+fn slices_add_up_but_for_what_is_forgotten() {
+    let time = Duration::from_millis(100);
+    with_session(Behaviour::Right, |mut session, seen| {
+        session.slice(Until::Count(10)).unwrap();
+        session.forget();
+        session.slice(Until::Elapsed(time)).unwrap();
+        session.slice(Until::Elapsed(time)).unwrap();
+        let measured = session.finish().unwrap();
+        assert_eq!(measured.errors, 0);
+        assert!(measured.requests > 0);
+        assert_eq!(measured.requests + 10, seen.decodes.load(Ordering::Relaxed));
+        assert!(measured.seconds >= 2.0 * time.as_secs_f64());
+        let rate = measured.requests as f64 / measured.seconds;
+        assert!((measured.rps - rate).abs() < 1e-6);
+    });
+}
+
+#[test]
+fn an_event_of_an_idle_connection_counts_nothing() {
+    with_session(Behaviour::Right, |mut session, _| {
+        session.slice(Until::Count(6)).unwrap();
+        let registry = session.poll.registry();
+        for (index, client) in session.clients.iter_mut().enumerate() {
+            for token in [2 * index, 2 * index + 1] {
+                session.run.turn(client, token, registry).unwrap();
+            }
+        }
+        assert_eq!(session.run.in_flight, 0);
+        assert_eq!(session.finish().unwrap().requests, 6);
+    });
 }
 
 #[test]
@@ -147,12 +168,15 @@ fn wrong_answers_are_counted_and_end_the_run() {
         (Behaviour::Unavailable, "status 503: busy"),
         (Behaviour::Cut, "closed the connection"),
     ] {
-        let (measured, _) = by_hand(behaviour, Until::Count(1000));
-        assert_eq!(measured.requests, 0);
-        // The clients in flight when the limit is reached fail as well.
-        assert!((MAX_ERRORS..MAX_ERRORS + 3).contains(&measured.errors));
-        let first = measured.reasons.first().unwrap();
-        assert!(first.contains(reason), "{first}");
+        with_session(behaviour, |mut session, _| {
+            session.slice(Until::Count(1000)).unwrap();
+            let measured = session.finish().unwrap();
+            assert_eq!(measured.requests, 0);
+            // The clients in flight when the limit is reached fail as well.
+            assert!((MAX_ERRORS..MAX_ERRORS + 3).contains(&measured.errors));
+            let first = measured.reasons.first().unwrap();
+            assert!(first.contains(reason), "{first}");
+        });
     }
 }
 
