@@ -6,9 +6,10 @@
 # Kubernetes Pod List in YAML or JSON (`kubectl get pods -o json`), read again when it changes.
 # Prints `ready` when requests can be sent to --port (default 10000) and stays until Ctrl-C, then
 # stops both. --control-port (10001) and --admin-port (9901) are on loopback; --plugin-config is a
-# JSON file of filter settings; --concurrency (2) is the number of Envoy workers.
+# JSON file of filter settings; --concurrency (2) is the number of Envoy workers. The filter and the
+# agent are built first, unless $PD_FILTER_WASM and $PD_AGENT name built ones.
 set -euo pipefail
-usage() { sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
 pods_file= data_port=10000 control_port=10001 admin_port=9901 plugin_file= concurrency=2
 while [[ $# -gt 0 ]]; do
@@ -44,11 +45,18 @@ for port in "$data_port" "$control_port" "$admin_port"; do
   if (: </dev/tcp/127.0.0.1/"$port") 2>/dev/null; then die "port $port is taken; choose another"; fi
 done
 envoy=$(scripts/envoy.sh)
-say "building the filter and the agent (the first time takes some minutes)"
-scripts/build-wasm.sh
-cargo build --release --locked -p pd-agent
 target=${CARGO_TARGET_DIR:-target}
-wasm=$target/wasm32-wasip1/release/pd_filter.wasm agent=$target/release/pd-agent
+wasm=${PD_FILTER_WASM:-} agent=${PD_AGENT:-}
+if [[ -z $wasm ]]; then
+  say "building the filter (the first time takes some minutes)"
+  scripts/build-wasm.sh
+  wasm=$target/wasm32-wasip1/release/pd_filter.wasm
+fi
+if [[ -z $agent ]]; then
+  say "building the agent (the first time takes some minutes)"
+  cargo build --release --locked -p pd-agent
+  agent=$target/release/pd-agent
+fi
 agent_port=$(free_port)
 start_gateway
 say "data http://127.0.0.1:$data_port, control :$control_port, Envoy admin :$admin_port, agent :$agent_port"

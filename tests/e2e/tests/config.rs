@@ -137,3 +137,23 @@ async fn without_allow_on_headers_stop_iteration_requests_get_500_and_the_log_sa
         );
     }
 }
+
+#[test]
+fn the_shipped_files_use_the_names_the_programs_know() {
+    use pd_wire::names::{CLUSTER, CONTROL, HEADER_TARGET, VM_ID};
+    let folder = pd_e2e::Programs::repository().join("envoy/standalone");
+    let [bootstrap, listeners] = ["envoy.yaml", "listeners.yaml"]
+        .map(|name| std::fs::read_to_string(folder.join(name)).unwrap());
+    let has = |text: &str, line: String| {
+        assert!(text.lines().any(|l| l.trim() == line), "no line {line:?}");
+    };
+    has(&bootstrap, format!("- name: {CLUSTER}"));
+    has(&bootstrap, format!("http_header_name: {HEADER_TARGET}"));
+    has(&bootstrap, format!("- remove: {HEADER_TARGET}"));
+    has(&listeners, format!("- remove: {HEADER_TARGET}"));
+    has(&listeners, format!("cluster: {CLUSTER}"));
+    has(&listeners, format!("vm_id: {VM_ID}"));
+    // Filter chain and route; the filter looks at either.
+    let control = format!("- name: {CONTROL}");
+    assert!(listeners.lines().filter(|l| l.trim() == control).count() >= 2);
+}

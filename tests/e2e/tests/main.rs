@@ -24,4 +24,5 @@ mod routing;
 mod security;
 mod streaming;
 mod traps;
+mod up;
 mod upgrade;

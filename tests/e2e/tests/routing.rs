@@ -123,3 +123,122 @@ async fn concurrent_requests_are_spread_over_rolesets_by_what_is_charged() {
     assert!(counts.values().all(|count| *count <= 5), "{counts:?}");
     stand.settled(Duration::from_secs(5)).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn responses_and_messages_hand_kv_over_too() {
+    let stand = Stand::pairs("responses", 1).await;
+    for (path, body, cap) in [
+        (
+            "/v1/responses",
+            r#"{"model":"sim-model","input":"Say something","max_output_tokens":5}"#,
+            "max_output_tokens",
+        ),
+        (
+            "/v1/messages",
+            r#"{"model":"sim-model","messages":[{"role":"user","content":"hi"}],"max_tokens":5}"#,
+            "max_tokens",
+        ),
+    ] {
+        let answer = stand.send(Call::post(path, body)).await.expect(200);
+        let legs = stand.legs(&answer);
+        let shown: Vec<_> = legs
+            .iter()
+            .map(|leg| (leg.path.as_str(), leg.leg))
+            .collect();
+        assert_eq!(
+            shown,
+            [(path, Some(On::Prefill)), (path, Some(On::Decode))],
+            "{}",
+            answer.shown()
+        );
+        let prefill: Value = serde_json::from_str(legs[0].body.as_deref().unwrap()).unwrap();
+        assert_eq!(prefill[cap], 1, "{prefill}");
+        let decode = legs[1].body.as_deref().unwrap();
+        assert!(decode.ends_with(&body[1..]), "{decode}");
+    }
+    stand.settled(Duration::from_secs(5)).await;
+    assert_eq!(stand.total(|state| state.kv.kv_taken), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_prompt_goes_back_to_the_prefill_pod_that_knows_it() {
+    let stand = Stand::pairs("prefix", 3).await;
+    let mut homes = Vec::new();
+    for topic in ["apples", "bridges", "clouds", "dunes"] {
+        let context = format!("All about {topic}. ").repeat(500);
+        let mut home = None;
+        for n in 0..5 {
+            let body = chat_body(&format!("{context} Question {n}?"), false);
+            let answer = stand
+                .send(Call::post("/v1/chat/completions", body))
+                .await
+                .expect(200);
+            let pod = answer.header("prefill-target-pod").to_owned();
+            // Any worker knows what another one's request left in the index.
+            assert_eq!(*home.get_or_insert_with(|| pod.clone()), pod, "{topic} {n}");
+        }
+        homes.extend(home);
+    }
+    println!("{homes:?}");
+    stand.settled(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn strategies_without_phases_use_one_leg_and_never_a_prefill_pod() {
+    let pods = Pod::pairs(2);
+    let stand = Stand::builder("one-leg-strategies")
+        .pods(pods)
+        .start()
+        .await;
+    for strategy in [
+        "random",
+        "least-request",
+        "prefix-cache",
+        "session-affinity",
+    ] {
+        for n in 0..4 {
+            let body = chat_body(&format!("{strategy} {n}"), n % 2 == 0);
+            let call = Call::post("/v1/chat/completions", body.clone());
+            let answer = stand
+                .send(call.header("routing-strategy", strategy))
+                .await
+                .expect(200);
+            assert_eq!(answer.header("routing-strategy"), strategy);
+            assert_eq!(answer.header("prefill-target-pod"), "");
+            let pod = answer.header("target-pod");
+            assert!(pod.starts_with("decode-"), "{}", answer.shown());
+            let seen = stand.seen(pod);
+            let last = seen.last().and_then(|record| record.body.as_deref());
+            assert_eq!(last, Some(body.as_str()), "the body is untouched");
+        }
+    }
+    for pod in ["prefill-r0", "prefill-r1"] {
+        assert!(stand.seen(pod).is_empty());
+    }
+    stand.settled(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_inference_paths_go_to_a_decode_pod_in_one_leg() {
+    let stand = Stand::pairs("embeddings", 1).await;
+    let body = r#"{"model":"sim-model","input":"embed me"}"#;
+    for path in ["/v1/embeddings", "/v1/rerank", "/v1/classify", "/tokenize"] {
+        // The simulated engine knows none of these: its own 404 passes.
+        let answer = stand.send(Call::post(path, body)).await;
+        assert_eq!(
+            answer.header("target-pod"),
+            "decode-r0",
+            "{}",
+            answer.shown()
+        );
+        let log = stand.engine("decode-r0").log();
+        let last = log.iter().rfind(|record| record.method == "POST").unwrap();
+        assert_eq!(
+            (last.path.as_str(), last.body.as_deref()),
+            (path, Some(body))
+        );
+    }
+    let log = stand.engine("prefill-r0").log();
+    assert!(log.iter().all(|record| record.method != "POST"));
+    stand.settled(Duration::from_secs(5)).await;
+}

@@ -128,3 +128,31 @@ async fn both_legs_get_fresh_ids_and_the_clients_credentials_and_trace() {
         "credentials were logged"
     );
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_listener_serves_its_own_purpose_only() {
+    let stand = Stand::pairs("listeners", 1).await;
+    let control = stand.envoy.control();
+    for call in [
+        Call::post("/v1/chat/completions", chat_body("x", false)),
+        Call::get("/v1/models"),
+        Call::get("/"),
+        Call::new(hyper::Method::DELETE, pd_wire::names::PATH_TOPOLOGY),
+    ] {
+        let answer = call.send(control).await.unwrap();
+        assert!([404, 405].contains(&answer.status), "{}", answer.shown());
+    }
+    let held = stand.envoy.status().await.unwrap().topology;
+    for call in [
+        Call::put(pd_wire::names::PATH_TOPOLOGY, "{}"),
+        Call::put(pd_wire::names::PATH_SAMPLES, "x"),
+        Call::get(pd_wire::names::PATH_STATUS),
+        Call::get(pd_wire::names::PATH_LEDGERS),
+        Call::post("/pd/v1/explain", chat_body("x", false)),
+    ] {
+        stand.send(call).await.expect(404);
+    }
+    let still = stand.envoy.status().await.unwrap().topology;
+    assert_eq!(held.map(|t| t.sequence), still.map(|t| t.sequence));
+    assert_eq!(stand.seen("decode-r0").len(), 0);
+}
