@@ -45,7 +45,7 @@ pub struct Envoy {
 // === impl EnvoyConfig ===
 
 impl EnvoyConfig {
-    /// Two workers, no plugin settings.
+    /// Two workers, no plugin settings, the shipped body limit.
     pub fn new(program: PathBuf, wasm: PathBuf) -> Self {
         Self {
             program,
@@ -55,6 +55,22 @@ impl EnvoyConfig {
             listeners: BTreeMap::new(),
             environment: BTreeMap::new(),
         }
+        .body_limit(67_108_864)
+    }
+
+    /// Another Envoy.
+    pub fn program(mut self, program: PathBuf) -> Self {
+        self.program = program;
+        self.body_limit(67_108_864)
+    }
+
+    /// Largest request body, in bytes, set where this version of Envoy looks for it.
+    pub fn body_limit(mut self, bytes: u64) -> Self {
+        self.listener("BODY_LIMIT", &bytes.to_string());
+        if version(&self.program) < (1, 40) {
+            self.listener("DATA_BUFFER_BYTES", &bytes.to_string());
+        }
+        self
     }
 
     /// Replaces the value marked `@NAME` in `listeners.yaml`.
@@ -347,6 +363,18 @@ fn launch(
         &mut command,
         &folder.join(format!("envoy-{run}.log")),
     )
+}
+
+/// Major and minor version of an Envoy; zeros when it does not say.
+fn version(program: &Path) -> (u32, u32) {
+    let output = Command::new(program).arg("--version").output();
+    let text = output.map(|o| String::from_utf8_lossy(&o.stdout).into_owned());
+    let text = text.unwrap_or_default();
+    // "PROGRAM  version: COMMIT/1.40.0/Clean/RELEASE/BoringSSL"; the program may have slashes.
+    let numbers = text.trim().rsplit('/').nth(3).unwrap_or_default();
+    let mut numbers = numbers.split('.').map(str::parse);
+    let mut next = || numbers.next().and_then(Result::ok).unwrap_or_default();
+    (next(), next())
 }
 
 fn write_listeners(

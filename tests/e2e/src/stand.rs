@@ -67,6 +67,18 @@ impl StandBuilder {
         self
     }
 
+    /// Another Envoy.
+    pub fn program(mut self, program: PathBuf) -> Self {
+        self.envoy = self.envoy.program(program);
+        self
+    }
+
+    /// Largest request body, in bytes.
+    pub fn body_limit(mut self, bytes: u64) -> Self {
+        self.envoy = self.envoy.body_limit(bytes);
+        self
+    }
+
     /// No agent: the test pushes itself, or wants a filter without a snapshot.
     pub fn without_agent(mut self) -> Self {
         self.agent = false;

@@ -193,10 +193,9 @@ async fn a_prompt_of_ten_megabytes_is_routed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_over_the_limit_is_a_413_in_openai_form() {
-    let limit = |envoy: &mut pd_e2e::EnvoyConfig| envoy.listener("BODY_LIMIT", "2000000");
     let stand = Stand::builder("413")
         .pods(Pod::pairs(1))
-        .envoy(limit)
+        .body_limit(2_000_000)
         .start()
         .await;
     let body = |bytes: usize| -> Bytes { chat_body(&"x".repeat(bytes), false).into() };

@@ -66,8 +66,9 @@ async fn requests_that_say_nothing_sensible_are_refused_before_any_engine() {
     has_request_id(&empty.expect(400));
     let coded = Call::post(CHAT, chat_body("x", false)).header("content-encoding", "gzip");
     has_request_id(&stand.send(coded).await.expect(415));
+    // Identity is no encoding; what the engine thinks of the header is its own affair.
     let plain = Call::post(CHAT, chat_body("x", false)).header("content-encoding", "identity");
-    stand.send(plain).await.expect(200);
+    assert_ne!(stand.send(plain).await.status, 415);
     let strategy = Call::post(CHAT, chat_body("x", false)).header("routing-strategy", "astrology");
     let answer = stand.send(strategy).await.expect(400);
     let message = answer.json()["error"]["message"].to_string();
@@ -75,8 +76,12 @@ async fn requests_that_say_nothing_sensible_are_refused_before_any_engine() {
         message.contains("least-request") && message.contains("pd"),
         "{message}"
     );
-    let seen = stand.seen("prefill-r0").len() + stand.seen("decode-r0").len();
-    assert_eq!(seen, 2, "only the good request reached engines");
+    let posts = |pod: &str| {
+        let log = stand.engine(pod).log();
+        log.iter().filter(|record| record.method == "POST").count()
+    };
+    let reached = (posts("prefill-r0"), posts("decode-r0"));
+    assert_eq!(reached, (1, 1), "only the good request reached engines");
     stand.settled(Duration::from_secs(5)).await;
 }
 

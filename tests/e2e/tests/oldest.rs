@@ -2,22 +2,20 @@
 
 use std::time::Duration;
 
-use pd_e2e::{Call, EnvoyConfig, Pod, Programs, Stand, chat_body, prompt_of};
+use pd_e2e::{Call, Pod, Programs, Stand, StandBuilder, chat_body, prompt_of};
 use pd_engine_sim::{Fault, FaultKind, On};
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn oldest(envoy: &mut EnvoyConfig) {
-    envoy.program = Programs::oldest_envoy();
-    // This one takes the body limit from the listener.
-    envoy.listener("DATA_BUFFER_BYTES", "16777216");
+fn oldest(name: &str) -> StandBuilder {
+    Stand::builder(name).program(Programs::oldest_envoy())
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_oldest_envoy_routes_streams_refuses_and_settles() {
-    let stand = Stand::builder("oldest")
+    let stand = oldest("oldest")
         .pods(Pod::pairs(2))
-        .envoy(oldest)
+        .body_limit(16 << 20)
         .start()
         .await;
     for (prompt, stream) in [("plain", false), ("streamed", true)] {
@@ -89,11 +87,7 @@ async fn the_oldest_envoy_reloads_under_load() {
     let pods = Pod::pairs(2)
         .into_iter()
         .map(|pod| pod.engine(|engine| engine.prefill_delay_ms = 40.0));
-    let mut stand = Stand::builder("oldest-reload")
-        .pods(pods)
-        .envoy(oldest)
-        .start()
-        .await;
+    let mut stand = oldest("oldest-reload").pods(pods).start().await;
     let load = crate::reload::load(&stand);
     load.more(40).await;
     let plugin = r#"{"prefillRequestTimeout": 21}"#.to_owned();
