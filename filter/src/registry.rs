@@ -38,7 +38,7 @@ pub struct Entry {
 }
 
 /// All live flows.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Registry {
     flows: HashMap<FlowId, Entry>,
     calls: HashMap<u32, FlowId>,
@@ -47,6 +47,16 @@ pub struct Registry {
 }
 
 impl Registry {
+    /// Room for `flows` flows before any memory is asked for.
+    pub fn with_capacity(flows: usize) -> Self {
+        Self {
+            flows: HashMap::with_capacity(flows),
+            calls: HashMap::with_capacity(flows),
+            due: BinaryHeap::with_capacity(flows.saturating_mul(8)),
+            last: 0,
+        }
+    }
+
     /// Adds a flow.
     pub fn insert(&mut self, flow: Flow, context: Option<u32>, settings: Rc<Settings>) -> FlowId {
         self.last = self.last.wrapping_add(1);

@@ -56,6 +56,10 @@ impl Route {
                 String::from_utf8_lossy(encoding).chars().take(32).collect(),
             ));
         }
+        if encoding.is_some() {
+            // Says nothing, and some engines refuse any encoding.
+            stream::remove_request_header("content-encoding");
+        }
         if end {
             return Err(Fault::NoBody);
         }

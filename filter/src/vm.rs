@@ -6,6 +6,10 @@ use crate::root::Settings;
 use pd_core::worker::{Scene, Worker};
 use std::cell::RefCell;
 
+/// Heap a VM takes at its start, in bytes.
+const HEAP_AT_START: usize = 512 << 10;
+/// Flows a VM has room for from its start.
+const FLOWS_AT_START: usize = 256;
 /// Most warnings between two ticks; more of the same tell nothing new.
 const WARNINGS_PER_TICK: u32 = 10;
 
@@ -41,6 +45,9 @@ pub fn with<T>(run: impl FnOnce(&mut Vm) -> T) -> T {
 
 impl Vm {
     fn new() -> Self {
+        // Linear memory grows by whole pages and never shrinks: one step now instead of many
+        // while requests wait.
+        drop(Vec::<u8>::with_capacity(HEAP_AT_START));
         let mut seed = [0; 32];
         if getrandom::fill(&mut seed).is_err() {
             // Ids only have to differ between VMs; the clock does for a host without randomness.
@@ -53,7 +60,7 @@ impl Vm {
         }
         Self {
             worker: Worker::new(seed),
-            flows: Registry::default(),
+            flows: Registry::with_capacity(FLOWS_AT_START),
             meters: Meters::default(),
             bodies_seen: false,
             replaces_prefix: true,

@@ -13,6 +13,13 @@ pub fn set_request_header(name: &str, value: &str) {
     set(MapType::HttpRequestHeaders, name, value);
 }
 
+/// Removes a request header.
+pub fn remove_request_header(name: &str) {
+    if let Err(status) = hostcalls::set_map_value(MapType::HttpRequestHeaders, name, None) {
+        log::warn!("header {name} was refused: {status:?}");
+    }
+}
+
 /// Sets a response header.
 pub fn set_response_header(name: &str, value: &str) {
     set(MapType::HttpResponseHeaders, name, value);
