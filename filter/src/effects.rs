@@ -206,8 +206,10 @@ impl Vm {
     fn send(&mut self, id: FlowId, leg: &Leg, place: Place, outcome: &mut Outcome) {
         stream::set_request_header(names::HEADER_TARGET, &leg.address);
         stream::set_request_header(names::HEADER_REQUEST_ID, &leg.request_id);
-        // The body was read as JSON; engines refuse JSON that does not say so, after the prefill.
-        stream::set_request_header("content-type", "application/json");
+        if !leg.says_json {
+            // The body was read as JSON; engines refuse JSON that does not say so.
+            stream::set_request_header("content-type", "application/json");
+        }
         let size = self.flows.get_mut(id).map_or(0, |entry| entry.body_len);
         let length = match &leg.body {
             BodyEdit::Keep => size,

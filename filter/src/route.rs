@@ -2,7 +2,7 @@
 
 use crate::control::Control;
 use crate::effects::{Outcome, Place, answer};
-use crate::host::{clock, stream};
+use crate::host::{clock, headers::Headers, stream};
 use crate::registry::FlowId;
 use crate::root::Settings;
 use crate::vm::{self, Vm};
@@ -49,12 +49,11 @@ impl Route {
     }
 
     /// Starts the flow of an inference request.
-    fn start(&mut self, head: Head, headers: &[(String, Vec<u8>)], end: bool) -> Result<(), Fault> {
-        let encoding = headers.iter().find(|(name, _)| name == "content-encoding");
-        if let Some((_, encoding)) = encoding.filter(|(_, value)| value != b"identity") {
-            return Err(Fault::Encoding(
-                String::from_utf8_lossy(encoding).chars().take(32).collect(),
-            ));
+    fn start(&mut self, head: Head, headers: &Headers, end: bool) -> Result<(), Fault> {
+        let encoding = headers.value("content-encoding");
+        if let Some(encoding) = encoding.filter(|value| *value != b"identity") {
+            let encoding = String::from_utf8_lossy(encoding);
+            return Err(Fault::Encoding(encoding.chars().take(32).collect()));
         }
         if encoding.is_some() {
             // Says nothing, and some engines refuse any encoding.
@@ -136,12 +135,7 @@ impl Route {
 impl HttpContext for Route {
     fn on_http_request_headers(&mut self, _: usize, end: bool) -> Action {
         let headers = stream::request_headers();
-        let value = |wanted: &str| {
-            let found = headers.iter().find(|(name, _)| name == wanted);
-            found
-                .and_then(|(_, value)| std::str::from_utf8(value).ok())
-                .unwrap_or_default()
-        };
+        let value = |name| headers.text_value(name).unwrap_or_default();
         let (method, path) = (value(":method"), value(":path"));
         #[cfg(feature = "test-trap")]
         if value("x-pd-test-trap") == "1" {
@@ -160,10 +154,7 @@ impl HttpContext for Route {
             self.answer_locally(route);
             return Action::Pause;
         };
-        let pairs = headers
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_slice()));
-        let head = Head::read(path, endpoint, pairs);
+        let head = Head::read(path, endpoint, headers.iter());
         if let Err(fault) = self.start(head, &headers, end) {
             answer(&fault.reply(Some(&vm::with(|vm| vm.worker.ids.request_id()))));
         }
@@ -211,8 +202,13 @@ impl HttpContext for Route {
         } else {
             stream::property(&["response", "code_details"]).filter(|text| text != VIA_UPSTREAM)
         };
-        let event_stream = stream::response_header("content-type")
-            .is_some_and(|kind| kind.starts_with("text/event-stream"));
+        let may_stream = vm::with(|vm| {
+            let entry = self.flow.and_then(|id| vm.flows.get_mut(id));
+            entry.is_some_and(|entry| entry.flow.may_be_held())
+        });
+        let event_stream = may_stream
+            && stream::response_header("content-type")
+                .is_some_and(|kind| kind.starts_with("text/event-stream"));
         self.respond(Event::ResponseHeaders {
             status,
             proxy_details: details.as_deref(),

@@ -3,6 +3,7 @@
 //! A refusal of these is ordinary here: an older host refuses to replace the first bytes of a
 //! body, a stream may be gone when its deadline fires.
 
+use super::headers::Headers;
 use proxy_wasm::types::{BufferType, MapType};
 
 #[link(wasm_import_module = "env")]
@@ -31,6 +32,7 @@ unsafe extern "C" {
         value: *const u8,
         value_size: usize,
     ) -> u32;
+    fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
     fn proxy_continue_stream(stream: u32) -> u32;
     fn proxy_close_stream(stream: u32) -> u32;
 }
@@ -43,6 +45,21 @@ pub fn set_buffer(buffer: BufferType, start: usize, size: usize, data: &[u8]) ->
     // SAFETY: the pointer and the length describe `data`, which outlives the call; the host
     // copies out of it.
     unsafe { proxy_set_buffer_bytes(buffer as u32, start, size, data.as_ptr(), data.len()) == OK }
+}
+
+/// All headers of a message of the current stream; none when the host refuses.
+pub fn header_pairs(map: MapType) -> Headers {
+    let mut data = std::ptr::null_mut();
+    let mut size = 0;
+    // SAFETY: both places are valid for the one value the host writes to each. What it gives is a
+    // block that it asked the SDK's allocator for: a vector of exactly that size and capacity.
+    unsafe {
+        let status = proxy_get_header_map_pairs(map as u32, &raw mut data, &raw mut size);
+        if status != OK || data.is_null() {
+            return Headers::default();
+        }
+        Headers::new(Vec::from_raw_parts(data, size, size))
+    }
 }
 
 /// Sets a header of the current stream; false when the host refuses.

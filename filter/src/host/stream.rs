@@ -1,11 +1,12 @@
 //! Headers, body and properties of the stream in effect.
 
+use super::headers::Headers;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::{BufferType, MapType};
 
-/// All request headers: lower-case names, raw values.
-pub fn request_headers() -> Vec<(String, Vec<u8>)> {
-    hostcalls::get_map_bytes(MapType::HttpRequestHeaders).unwrap_or_default()
+/// All request headers.
+pub fn request_headers() -> Headers {
+    super::raw::header_pairs(MapType::HttpRequestHeaders)
 }
 
 /// Sets a request header.

@@ -28,6 +28,7 @@ impl Flow {
         effects.push(Effect::Send(Leg {
             address: pod.address.clone(),
             request_id: self.request_id.clone(),
+            says_json: self.head.says_json,
             body,
         }));
         scene.worker.ledger.decode_sent(scene.store, choice.charge);

@@ -57,6 +57,8 @@ pub struct Leg {
     pub address: String,
     /// Fresh id of the request.
     pub request_id: String,
+    /// The client said `application/json`.
+    pub says_json: bool,
     /// Change to the body.
     pub body: BodyEdit,
 }

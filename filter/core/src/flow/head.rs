@@ -70,6 +70,8 @@ pub struct Head {
     pub client_request_id: Option<String>,
     /// `x-pd-explain: true`.
     pub explain: bool,
+    /// `content-type: application/json`, with or without parameters.
+    pub says_json: bool,
     /// Headers that the prefill leg carries as the client sent them.
     pub forwarded: Vec<(&'static str, String)>,
 }
@@ -92,6 +94,7 @@ impl Head {
             profile: None,
             client_request_id: None,
             explain: false,
+            says_json: false,
             forwarded: Vec::new(),
         };
         for (name, value) in headers {
@@ -102,6 +105,7 @@ impl Head {
                 names::HEADER_STRATEGY => head.strategy = non_empty(value),
                 names::HEADER_PROFILE => head.profile = non_empty(value),
                 names::HEADER_REQUEST_ID => head.client_request_id = non_empty(value),
+                "content-type" => head.says_json = value.starts_with("application/json"),
                 names::HEADER_EXPLAIN => head.explain = value.trim() == "true",
                 _ => {
                     if let Some(known) = FORWARDED.iter().find(|known| **known == name) {
