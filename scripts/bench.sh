@@ -15,12 +15,12 @@
 set -euo pipefail
 usage() { sed -n '2,16s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-mode=floor build=yes json= soak= a_wasm= b_wasm= a_config= b_config= options=()
+mode=floor quick= build=yes json= soak= a_wasm= b_wasm= a_config= b_config= options=()
 while [[ $# -gt 0 ]]; do
   case $1 in
-    --quick) options+=(--quick); shift; continue ;;
+    --quick) quick=--quick; shift; continue ;;
     --no-build) build=; shift; continue ;;
-    --) shift; options+=("$@"); break ;;
+    --) shift; options=("$@"); break ;;
   esac
   [[ $# -ge 2 ]] || usage
   case $1 in
@@ -133,5 +133,10 @@ else
     --floor-pid "$plain_pid" --url "127.0.0.1:$data_port" --pid "$pid")
   [[ $mode != soak ]] || arguments+=(--control-url "127.0.0.1:$control_port" --requests "$soak" --workers "$concurrency")
 fi
-"$target/release/pd-bench" "${arguments[@]}" --model "$model" --json "$json" "${options[@]}"
+# A soak has one length.
+[[ $mode == soak || -z $quick ]] || arguments+=("$quick")
+# In the background, so that a signal to this script ends it at once.
+"$target/release/pd-bench" "${arguments[@]}" --model "$model" --json "$json" "${options[@]}" &
+started+=($!)
+wait "${started[-1]}"
 say "wrote $json" >&2
