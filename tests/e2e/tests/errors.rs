@@ -82,7 +82,7 @@ async fn requests_that_say_nothing_sensible_are_refused_before_any_engine() {
     };
     let reached = (posts("prefill-r0"), posts("decode-r0"));
     assert_eq!(reached, (1, 1), "only the good request reached engines");
-    stand.settled(Duration::from_secs(5)).await;
+    stand.envoy.settled(Duration::from_secs(5)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

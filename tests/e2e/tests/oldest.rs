@@ -87,7 +87,7 @@ async fn the_oldest_envoy_reloads_under_load() {
     let pods = Pod::pairs(2)
         .into_iter()
         .map(|pod| pod.engine(|engine| engine.prefill_delay_ms = 40.0));
-    let mut stand = oldest("oldest-reload").pods(pods).start().await;
+    let mut stand = oldest("oldest-reload").pods(pods).alone().start().await;
     let load = crate::reload::load(&stand);
     load.more(40).await;
     let plugin = r#"{"prefillRequestTimeout": 21}"#.to_owned();

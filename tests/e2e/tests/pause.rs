@@ -12,7 +12,7 @@ async fn ten_seconds_of_sigstop_under_load_leave_the_ledger_right() {
             engine.token_interval_ms = 30.0;
         })
     });
-    let stand = Stand::builder("pause").pods(pods).start().await;
+    let stand = Stand::builder("pause").pods(pods).alone().start().await;
     let load = crate::reload::load(&stand);
     load.more(60).await;
     stand.envoy.signal("STOP").unwrap();

@@ -12,7 +12,7 @@ async fn a_filter_of_the_next_format_takes_over_under_load_and_no_request_is_los
             engine.token_interval_ms = 20.0;
         })
     });
-    let mut stand = Stand::builder("upgrade").pods(pods).start().await;
+    let mut stand = Stand::builder("upgrade").pods(pods).alone().start().await;
     let before = stand.envoy.status().await.unwrap();
     let load = crate::reload::load(&stand);
     load.more(60).await;
