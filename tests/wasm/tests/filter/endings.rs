@@ -156,7 +156,8 @@ fn two_thousand_requests_leave_no_memory_and_no_flow_behind() {
         } else {
             gateway.settle(flight, 1000);
         }
-        if number == 500 {
+        gateway.advance(10);
+        if number == 600 {
             pages = gateway.memory_pages(0);
         }
     }

@@ -9,7 +9,7 @@ use pd_wasm_tests::{CallId, Gateway, Script};
 /// The failures after which another pair is tried, with the class each is counted by.
 fn retriable() -> Vec<(Script, &'static str)> {
     vec![
-        (Script::refuse(), "http_status"),
+        (Script::refuse(), "transport"),
         (Script::reset(), "transport"),
         (engine_error(429), "http_status"),
         (engine_error(502), "http_status"),

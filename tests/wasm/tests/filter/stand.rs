@@ -229,7 +229,8 @@ pub(crate) fn prefilled() -> Script {
 /// An engine's error in its own words.
 pub(crate) fn engine_error(status: u16) -> Script {
     let body = json!({"error": {"message": "engine says no", "code": status}});
-    Script::json(status, &body)
+    // What Envoy adds to every answer that came from upstream.
+    Script::json(status, &body).header("x-envoy-upstream-service-time", "1")
 }
 
 /// A healthy vLLM pod of any role.
