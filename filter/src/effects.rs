@@ -140,15 +140,20 @@ impl Vm {
         }
     }
 
-    /// Sends a call from a root; a stream callback leaves it to its root, which comes next.
+    /// Sends a call from the flow's own root; any other callback leaves it to that root, which
+    /// comes next and lives as long as the client's stream. An orphan has no stream, so its call
+    /// goes out from the root at hand.
     fn post(&mut self, id: FlowId, call: Call, place: Place, outcome: &mut Outcome) {
-        if let Place::Root(root) = place {
-            self.dispatch(id, &call, root, outcome);
-            return;
-        }
+        self.flows.give_up_call(id);
         let Some(entry) = self.flows.get_mut(id) else {
             return;
         };
+        if let Place::Root(root) = place
+            && (root == entry.settings.root || entry.context.is_none())
+        {
+            self.dispatch(id, &call, root, outcome);
+            return;
+        }
         entry.outbox = Some(call);
         let queue = entry.settings.queue;
         if let Err(status) = hostcalls::enqueue_shared_queue(queue, Some(&id.0.to_le_bytes())) {

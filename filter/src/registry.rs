@@ -86,14 +86,19 @@ impl Registry {
 
     /// Remembers that a call of the flow is out.
     pub fn called(&mut self, id: FlowId, token: u32) {
-        let Some(entry) = self.flows.get_mut(&id) else {
-            return;
-        };
-        // A call given up on must not be taken for this one when its answer comes.
-        if let Some(old) = entry.call.replace(token) {
-            self.calls.remove(&old);
+        if let Some(entry) = self.flows.get_mut(&id) {
+            entry.call = Some(token);
+            self.calls.insert(token, id);
         }
-        self.calls.insert(token, id);
+    }
+
+    /// Forgets the call that is out: whatever answer still comes is nobody's, least of all that
+    /// of the flow's next call.
+    pub fn give_up_call(&mut self, id: FlowId) {
+        let call = self.flows.get_mut(&id).and_then(|entry| entry.call.take());
+        if let Some(token) = call {
+            self.calls.remove(&token);
+        }
     }
 
     /// The flow whose call was answered; each call is answered once.
@@ -129,9 +134,7 @@ impl Registry {
             return;
         };
         if entry.flow.is_ended() {
-            if let Some(token) = entry.call {
-                self.calls.remove(&token);
-            }
+            self.give_up_call(id);
             self.flows.remove(&id);
             return;
         }

@@ -40,9 +40,12 @@ impl Gateway {
 
     /// The calls nobody answered yet.
     pub fn pending_calls(&self) -> Vec<CallRecord> {
-        let mut calls = self.calls();
-        calls.retain(|call| call.state == CallState::Pending);
+        let world = self.world.borrow();
+        let calls = world.calls.all.iter();
         calls
+            .filter(|call| call.state == CallState::Pending)
+            .cloned()
+            .collect()
     }
 
     /// Everything the guests logged.
