@@ -12,8 +12,6 @@ use xxhash_rust::xxh64::xxh64;
 /// the default block size).
 pub const MAX_BLOCKS: usize = 1 << 14;
 
-/// The default block size, hashed without copies of unknown length.
-const USUAL: usize = 128;
 const LINK: usize = size_of::<u64>();
 
 /// Block hashes of one prompt at its marks (see `marks`), and what a lookup has found.
@@ -33,6 +31,8 @@ pub(super) struct Place {
     /// Nodes before it.
     pub(super) depth: usize,
 }
+
+// === impl Chain ===
 
 impl Chain {
     /// Number of blocks.
@@ -65,49 +65,29 @@ pub fn chain<'a>(
     seed: u64,
 ) -> Chain {
     let block_size = block_size.max(1);
+    // The hash before, and what of the block is there yet.
+    let mut block = Vec::with_capacity(LINK.saturating_add(block_size));
+    block.extend_from_slice(&seed.to_le_bytes());
     let full = LINK.saturating_add(block_size);
     let mut chain = Chain::default();
-    let mut before = seed;
-    // The hash before, and what of the block is there when it is spread over pieces.
-    let mut block = Vec::with_capacity(full);
-    block.extend_from_slice(&before.to_le_bytes());
     for piece in pieces {
         let mut rest = piece;
         while !rest.is_empty() {
-            if chain.blocks == MAX_BLOCKS {
-                return chain;
+            let (part, after) = rest.split_at(rest.len().min(full.saturating_sub(block.len())));
+            block.extend_from_slice(part);
+            rest = after;
+            if block.len() == full {
+                if chain.blocks == MAX_BLOCKS {
+                    return chain;
+                }
+                let hash = xxh64(&block, seed);
+                chain.push(hash);
+                block.clear();
+                block.extend_from_slice(&hash.to_le_bytes());
             }
-            before = match rest.split_first_chunk::<USUAL>() {
-                Some((whole, after)) if block.len() == LINK && block_size == USUAL => {
-                    rest = after;
-                    usual(before, whole, seed)
-                }
-                _ => {
-                    let (part, after) =
-                        rest.split_at(rest.len().min(full.saturating_sub(block.len())));
-                    block.extend_from_slice(part);
-                    rest = after;
-                    if block.len() < full {
-                        continue;
-                    }
-                    xxh64(&block, seed)
-                }
-            };
-            chain.push(before);
-            block.clear();
-            block.extend_from_slice(&before.to_le_bytes());
         }
     }
     chain
-}
-
-/// Hash of a block of the usual size.
-fn usual(before: u64, block: &[u8; USUAL], seed: u64) -> u64 {
-    let mut linked = [0; LINK + USUAL];
-    let (link, rest) = linked.split_at_mut(LINK);
-    link.copy_from_slice(&before.to_le_bytes());
-    rest.copy_from_slice(block);
-    xxh64(&linked, seed)
 }
 
 /// What keeps the blocks of one model apart from those of another.

@@ -224,6 +224,13 @@ pub(super) fn learned(
         }
     }
     others.truncate(MAX_HOLDERS.saturating_sub(1));
+    // Marks that nobody holds any more need no room.
+    let deepest = others
+        .iter()
+        .fold(own.marks, |most, holder| most.max(holder.marks));
+    let kept = kept
+        .get(..usize::from(deepest).saturating_sub(1))
+        .unwrap_or(kept);
 
     let mut out = Vec::with_capacity(SET_BYTES);
     out.push(VERSION);

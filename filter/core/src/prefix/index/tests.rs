@@ -190,6 +190,10 @@ fn work_on_the_beginning_does_not_keep_the_rest_alive() {
         percents(&index, &store, &whole, &[1], 2 * TTL_MS + 1000),
         [0]
     );
+    // Nor does it keep its room.
+    let length = store.longest();
+    request(&index, &store, &part, 1, TTL_MS + 1000);
+    assert_eq!(store.longest(), length - 60 * 4 - 14);
 }
 
 #[test]
