@@ -11,11 +11,11 @@
 use pd_core::engine::vllm::prefill_edits;
 use pd_core::ledger::PodKey;
 use pd_core::port::{Cas, SharedStore, StoreError, Stored};
-use pd_core::prefix::{PrefixIndex, chain};
+use pd_core::prefix::{Chain, PrefixIndex, chain};
 use pd_core::request::patch::{build, prefix};
 use pd_core::request::{Endpoint, scan};
 use pd_wire::knobs::KvConnector;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -35,14 +35,20 @@ fn measure<T>(mut run: impl FnMut() -> T) -> f64 {
     times[times.len() / 2]
 }
 
-/// A store without the cost of a host: what is measured is the index alone.
+/// A store without the cost of a host, which is counted instead: what is measured is the index
+/// alone.
 #[derive(Default)]
-struct Store(RefCell<BTreeMap<String, Vec<u8>>>);
+struct Store {
+    values: RefCell<BTreeMap<String, Vec<u8>>>,
+    reads: Cell<u64>,
+    writes: Cell<u64>,
+}
 
 impl SharedStore for Store {
     fn get(&self, key: &str) -> Option<Stored> {
+        self.reads.set(self.reads.get() + 1);
         Some(Stored {
-            bytes: self.0.borrow().get(key)?.clone(),
+            bytes: self.values.borrow().get(key)?.clone(),
             cas: Cas(1),
         })
     }
@@ -50,7 +56,12 @@ impl SharedStore for Store {
         self.swap(key, bytes, Cas(1))
     }
     fn swap(&self, key: &str, bytes: &[u8], _: Cas) -> Result<(), StoreError> {
-        self.0.borrow_mut().insert(key.to_owned(), bytes.to_vec());
+        self.writes.set(self.writes.get() + 1);
+        let mut values = self.values.borrow_mut();
+        match values.get_mut(key) {
+            Some(value) => bytes.clone_into(value),
+            None => drop(values.insert(key.to_owned(), bytes.to_vec())),
+        }
         Ok(())
     }
 }
@@ -120,20 +131,118 @@ fn main() {
             "hash",
             measure(|| chain(scanned.identity(black_box(body)), 128, 0)),
         );
-        let hashes = chain(scanned.identity(body), 128, 0);
-        let (index, store) = (PrefixIndex::new(200_000, 1_200_000), Store::default());
-        let mut now = 0;
-        let learn = |now: &mut u64| {
-            // Late enough that every entry is written again.
-            *now += 600_000;
-            index.learn(&store, 7, &hashes, PodKey(1), *now);
-        };
-        print("learn", measure(|| learn(&mut now)));
+    }
+    println!();
+    for (name, blocks) in [("1 KB", 8), ("8 KB", 64), ("64 KB", 512), ("1 MB", 8192)] {
+        unique(name, blocks);
+        turns(name, blocks);
+    }
+}
+
+/// Bytes that do not compress, `blocks` blocks of 128.
+fn noise(blocks: u64) -> Vec<u8> {
+    (0..blocks * 16)
+        .flat_map(|n| mixed(n).to_le_bytes())
+        .collect()
+}
+
+fn mixed(n: u64) -> u64 {
+    let n = (n + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    (n ^ n >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9)
+}
+
+/// An index of the default size.
+struct Bench {
+    index: PrefixIndex,
+    store: Store,
+    now: u64,
+    requests: u64,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self {
+            index: PrefixIndex::new(200_000, 1_200_000),
+            store: Store::default(),
+            now: 0,
+            requests: 0,
+        }
+    }
+
+    /// One request for a prompt no other model has.
+    fn request(&mut self, model: u64, prompt: &Chain) {
         let pods: Vec<_> = (1..9).map(PodKey).collect();
         let mut percents = [0; 8];
-        print(
-            "lookup",
-            measure(|| index.lookup(&store, 7, &hashes, &pods, now, &mut percents)),
+        self.requests += 1;
+        self.now += 1;
+        let mut prompt = prompt.clone();
+        self.index.lookup(
+            &self.store,
+            model,
+            &mut prompt,
+            &pods,
+            self.now,
+            &mut percents,
+        );
+        let best = percents
+            .iter()
+            .enumerate()
+            .max_by_key(|(_, percent)| **percent);
+        let pod = match best {
+            Some((nth, percent)) if *percent > 0 => pods[nth],
+            _ => pods[mixed(self.requests) as usize % 8],
+        };
+        self.index.learn(&self.store, model, &prompt, pod, self.now);
+    }
+
+    fn print(&mut self, name: &str, what: &str, ns: f64) {
+        let share = |count: &Cell<u64>| count.get() as f64 / self.requests as f64;
+        println!(
+            "{name:8} {what:28} {ns:10.0} ns {:6.1} reads {:6.1} writes per request",
+            share(&self.store.reads),
+            share(&self.store.writes)
         );
     }
+}
+
+/// Prompts that have nothing in common, in an index that is full.
+fn unique(name: &str, blocks: u64) {
+    let prompt = chain([noise(blocks).as_slice()], 128, 0);
+    let mut bench = Bench::new();
+    let mut model = 0;
+    for _ in 0..40_000 / blocks.min(64) {
+        model += 1;
+        bench.request(mixed(model), &prompt);
+    }
+    let ns = measure(|| {
+        model += 1;
+        bench.request(mixed(model), &prompt);
+    });
+    bench.print(name, "unique prompts", ns);
+}
+
+/// Conversations of 16 turns that begin with the same third.
+fn turns(name: &str, blocks: u64) {
+    let text = noise(blocks);
+    let shared = text.len() / 3;
+    let mut conversations = Vec::new();
+    for user in 0..64_u8 {
+        let mut text = text.clone();
+        for byte in &mut text[shared..] {
+            *byte ^= user;
+        }
+        let turns = (1..=16).map(|turn| {
+            let end = shared + (text.len() - shared) * turn / 16;
+            chain([&text[..end]], 128, 0)
+        });
+        conversations.push(turns.collect::<Vec<_>>());
+    }
+    let mut bench = Bench::new();
+    let mut nth = 0;
+    let ns = measure(|| {
+        let (round, turn, user) = (nth / 1024, nth / 64 % 16, nth % 64);
+        bench.request(mixed(round as u64), &conversations[user][turn]);
+        nth += 1;
+    });
+    bench.print(name, "turns of conversations", ns);
 }

@@ -118,13 +118,13 @@ impl Plan {
         let knobs = &self.knobs;
         let block = usize::try_from(knobs.prefix_cache_block_size).unwrap_or(usize::MAX);
         let seed = knobs.prefix_cache_hash_seed.unwrap_or(0);
-        let blocks = chain(scan.identity(body), block, seed);
+        let mut blocks = chain(scan.identity(body), block, seed);
         let pods: Vec<_> = self.fleet.pods.iter().map(|pod| pod.key).collect();
         self.match_percent = vec![0; pods.len()];
         index(knobs).lookup(
             scene.store,
             model_hash(&self.fleet.name),
-            &blocks,
+            &mut blocks,
             &pods,
             scene.now_ms,
             &mut self.match_percent,

@@ -4,32 +4,57 @@
 //! i; h(-1) = s. So a hash stands for everything up to and including its block. A trailing
 //! partial block has none. (AIBrix's prefix cache indexer.)
 
+use super::marks::blocks_at;
+use crate::ledger::PodKey;
 use xxhash_rust::xxh64::xxh64;
 
 /// Most blocks of a prompt that are hashed; a longer prompt is judged by its beginning (2 MB at
 /// the default block size).
 pub const MAX_BLOCKS: usize = 1 << 14;
 
-/// Block hashes of one prompt, from its first block on.
+const LINK: usize = size_of::<u64>();
+
+/// Block hashes of one prompt at its marks (see `marks`), and what a lookup has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
+    blocks: usize,
     hashes: Vec<u64>,
+    /// Where learning may begin, for pods whose first nodes need no write.
+    pub(super) starts: Vec<(PodKey, Place)>,
 }
+
+/// A place on the path of a prompt through the index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Marks before it.
+    pub(super) mark: usize,
+    /// Nodes before it.
+    pub(super) depth: usize,
+}
+
+// === impl Chain ===
 
 impl Chain {
     /// Number of blocks.
     pub fn len(&self) -> usize {
-        self.hashes.len()
+        self.blocks
     }
 
     /// True for a prompt shorter than one block.
     pub fn is_empty(&self) -> bool {
-        self.hashes.is_empty()
+        self.blocks == 0
     }
 
-    /// The hashes in order.
+    /// The hashes at the marks in order: at each of the first 128 blocks, then ever fewer.
     pub fn hashes(&self) -> &[u64] {
         &self.hashes
+    }
+
+    fn push(&mut self, hash: u64) {
+        self.blocks = self.blocks.saturating_add(1);
+        if self.blocks == blocks_at(self.hashes.len()) {
+            self.hashes.push(hash);
+        }
     }
 }
 
@@ -39,13 +64,12 @@ pub fn chain<'a>(
     block_size: usize,
     seed: u64,
 ) -> Chain {
-    const LINK: usize = size_of::<u64>();
     let block_size = block_size.max(1);
     // The hash before, and what of the block is there yet.
     let mut block = Vec::with_capacity(LINK.saturating_add(block_size));
     block.extend_from_slice(&seed.to_le_bytes());
     let full = LINK.saturating_add(block_size);
-    let mut hashes = Vec::new();
+    let mut chain = Chain::default();
     for piece in pieces {
         let mut rest = piece;
         while !rest.is_empty() {
@@ -53,17 +77,17 @@ pub fn chain<'a>(
             block.extend_from_slice(part);
             rest = after;
             if block.len() == full {
-                if hashes.len() == MAX_BLOCKS {
-                    return Chain { hashes };
+                if chain.blocks == MAX_BLOCKS {
+                    return chain;
                 }
                 let hash = xxh64(&block, seed);
-                hashes.push(hash);
+                chain.push(hash);
                 block.clear();
                 block.extend_from_slice(&hash.to_le_bytes());
             }
         }
     }
-    Chain { hashes }
+    chain
 }
 
 /// What keeps the blocks of one model apart from those of another.
@@ -113,6 +137,11 @@ mod tests {
         let text: Vec<u8> = (0..2000u32).map(|n| (n * 7 % 251) as u8).collect();
         let whole = chain([text.as_slice()], 128, 3);
         assert_eq!(whole.len(), 15);
+        let mut before = 3;
+        for (block, hash) in text.chunks(128).zip(&whole.hashes) {
+            before = xxh64(&[&u64::to_le_bytes(before), block].concat(), 3);
+            assert_eq!(*hash, before);
+        }
         for size in [1, 7, 127, 128, 129, 500] {
             assert_eq!(chain(text.chunks(size), 128, 3), whole, "pieces of {size}");
         }
@@ -120,9 +149,20 @@ mod tests {
     }
 
     #[test]
+    fn of_a_long_prompt_the_hashes_at_its_marks_are_kept() {
+        let text: Vec<u8> = (0..3000u32).map(|n| (n * n % 253) as u8).collect();
+        let chain = chain([text.as_slice()], 1, 0);
+        assert_eq!((chain.len(), chain.hashes.len()), (3000, 128 + 64 * 4 + 29));
+        for (nth, hash) in chain.hashes.iter().enumerate() {
+            let part = super::chain([&text[..blocks_at(nth)]], 1, 0);
+            assert_eq!(part.hashes.last(), Some(hash));
+        }
+    }
+
+    #[test]
     fn the_length_is_bounded_and_a_block_size_of_zero_is_one() {
         let text = vec![b'x'; MAX_BLOCKS * 2];
-        assert_eq!(hashes(&text, 1, 0).len(), MAX_BLOCKS);
+        assert_eq!(chain([text.as_slice()], 1, 0).len(), MAX_BLOCKS);
         assert_eq!(hashes(b"abc", 0, 0), hashes(b"abc", 1, 0));
     }
 }
