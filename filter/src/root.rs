@@ -12,6 +12,7 @@ use crate::vm::{self, Vm};
 use pd_core::config::Config;
 use pd_core::flow::Event;
 use pd_core::ledger::Vitals;
+use pd_core::meters::Gauge;
 use pd_wire::names;
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
@@ -152,6 +153,7 @@ impl Vm {
         self.ticked_at = now_ms;
         self.reset_warnings();
         self.worker.fleet.refresh(&SharedData);
+        self.watch_snapshot(settings, now_ms);
         let vitals = Vitals {
             live_flows: u32::try_from(self.flows.len()).unwrap_or(u32::MAX),
             memory_pages: memory_pages(),
@@ -167,6 +169,26 @@ impl Vm {
             self.swept_at = now_ms;
             self.sweep(now_ms);
         }
+    }
+
+    /// Shows how old the snapshot is, and says so once when the agent seems to be gone.
+    fn watch_snapshot(&mut self, settings: &Settings, now_ms: u64) {
+        let topology = self.worker.fleet.topology_status(now_ms);
+        let samples = self.worker.fleet.samples_status(now_ms);
+        if let Some(held) = topology {
+            self.meters.set(Gauge::TopologyAge, held.age_ms / 1000);
+        }
+        let Some(held) = samples else { return };
+        self.meters.set(Gauge::SamplesAge, held.age_ms / 1000);
+        let stale = held.age_ms > settings.config.knobs.stale_after_ms;
+        if stale && !self.stale {
+            self.warn(format_args!(
+                "no samples from agent {} for {} s; pods are chosen by what is charged to them",
+                held.agent,
+                held.age_ms / 1000
+            ));
+        }
+        self.stale = stale;
     }
 
     /// Gives back charges that outlived their time to live.

@@ -26,6 +26,8 @@ pub struct Vm {
     pub bodies_seen: bool,
     /// The host replaces the first bytes of a body (Envoy 1.40); older ones refuse.
     pub replaces_prefix: bool,
+    /// The samples held are older than they may be.
+    pub stale: bool,
     /// Warnings since the last tick.
     pub warned: u32,
     /// When the last tick of any root was worked on, in ms.
@@ -64,6 +66,7 @@ impl Vm {
             meters: Meters::default(),
             bodies_seen: false,
             replaces_prefix: true,
+            stale: false,
             warned: 0,
             ticked_at: 0,
             swept_at: 0,

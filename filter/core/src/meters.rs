@@ -53,6 +53,26 @@ impl Meter {
     }
 }
 
+/// A gauge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Gauge {
+    /// Seconds since the topology held was pushed.
+    TopologyAge,
+    /// Seconds since the samples held were pushed.
+    SamplesAge,
+}
+
+impl Gauge {
+    /// Metric name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::TopologyAge => "pd_topology_age_seconds",
+            Self::SamplesAge => "pd_samples_age_seconds",
+        }
+    }
+}
+
 /// Value of a label beside the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Label {

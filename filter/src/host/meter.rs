@@ -1,7 +1,7 @@
 //! Counters of the host, defined on first use and remembered.
 
 use hashbrown::HashMap;
-use pd_core::meters::Count;
+use pd_core::meters::{Count, Gauge};
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::MetricType;
 
@@ -10,12 +10,30 @@ use proxy_wasm::types::MetricType;
 #[derive(Debug, Default)]
 pub struct Meters {
     ids: HashMap<Count, u32>,
+    gauges: HashMap<Gauge, u32>,
 }
 
 /// Most counters one VM defines; more label sets than that are not counted.
 const LIMIT: usize = 8192;
 
 impl Meters {
+    /// Sets a gauge.
+    pub fn set(&mut self, gauge: Gauge, value: u64) {
+        let id = match self.gauges.get(&gauge) {
+            Some(id) => *id,
+            None => {
+                let Ok(id) = hostcalls::define_metric(MetricType::Gauge, gauge.name()) else {
+                    return;
+                };
+                self.gauges.insert(gauge, id);
+                id
+            }
+        };
+        if let Err(status) = hostcalls::record_metric(id, value) {
+            log::warn!("a gauge was refused: {status:?}");
+        }
+    }
+
     /// Adds one.
     pub fn count(&mut self, count: Count) {
         let id = match self.ids.get(&count) {
