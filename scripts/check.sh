@@ -59,6 +59,7 @@ check "every test module is declared" test_modules_declared
 documents=(envoy/standalone/listeners.yaml)
 if grep -qs 'knobs:begin' README.md; then documents+=(README.md); fi
 check "generated documentation is fresh" scripts/gen-docs.sh --check "${documents[@]}"
+check "generated documentation" scripts/gen-docs.sh --check README.md envoy/standalone/listeners.yaml
 check "scripts parse" bash -n scripts/*.sh .ci/run
 
 echo "check: $passed passed, $failed failed"

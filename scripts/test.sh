@@ -57,23 +57,6 @@ build() {
   scripts/build-wasm.sh --variant trap --variant next && cargo build --locked -p pd-agent -p pd-engine-sim
 }
 
-# The runner of wasm-bindgen tests must have the very version of the library.
-node_runner() {
-  local version root
-  command -v node >/dev/null || { echo "test: node is needed for the core-wasm tier" >&2; return 1; }
-  version=$(awk '/^name = "wasm-bindgen"$/ {getline; gsub(/version = |"/, ""); print}' Cargo.lock)
-  if [[ $(wasm-bindgen-test-runner --version 2>/dev/null) != *" $version" ]]; then
-    root=$PWD/.cache/wasm-bindgen-$version
-    export PATH=$root/bin:$PATH
-    if [[ ! -x $root/bin/wasm-bindgen-test-runner ]]; then
-      echo "test: installing wasm-bindgen-cli $version into .cache/"
-      # Not --locked: its lock file may name crates that a registry mirror does not carry yet.
-      CARGO_TARGET_DIR=$target/wasm-bindgen-cli cargo install --quiet --root "$root" \
-        --version "$version" wasm-bindgen-cli --bin wasm-bindgen-test-runner
-    fi
-  fi
-}
-
 demo() {
   local last
   scripts/demo.sh --once | tee "$logs/demo.out"
@@ -95,11 +78,8 @@ fi
 for tier in "${tiers[@]}"; do
   case $tier in
     check) run check scripts/check.sh ;;
-    native) run native cargo test --locked --no-fail-fast -p pd-wire -p pd-core -p pd-agent -p pd-engine-sim ;;
-    core-wasm)
-      if needs node_runner; then
-        run core-wasm cargo test --locked --no-fail-fast --target wasm32-unknown-unknown -p pd-core-wasm-tests
-      fi ;;
+    native) run native cargo test --locked --no-fail-fast -p pd-wire -p pd-core -p pd-agent -p pd-engine-sim -p pd-bench ;;
+    core-wasm) run core-wasm scripts/test-core-wasm.sh ;;
     host) if needs build; then run host cargo test --locked --no-fail-fast -p pd-wasm-tests; fi ;;
     configs) if needs build; then run configs scripts/validate-envoy.sh; fi ;;
     e2e)

@@ -124,3 +124,15 @@ pub struct VmStatus {
     /// Linear memory, in pages of 64 KiB.
     pub memory_pages: u32,
 }
+
+impl Charged {
+    /// Adds the charges of another pod; saturates.
+    pub fn add(&mut self, other: &Self) {
+        self.prefill_requests = self.prefill_requests.saturating_add(other.prefill_requests);
+        self.active_tokens = self.active_tokens.saturating_add(other.active_tokens);
+        self.kv_tokens = self.kv_tokens.saturating_add(other.kv_tokens);
+        self.decode_pending = self.decode_pending.saturating_add(other.decode_pending);
+        self.decode_running = self.decode_running.saturating_add(other.decode_running);
+        self.decode_tokens = self.decode_tokens.saturating_add(other.decode_tokens);
+    }
+}

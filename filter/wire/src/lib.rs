@@ -7,5 +7,6 @@ pub mod control;
 pub mod knobs;
 pub mod names;
 pub mod profile;
+pub mod roleset;
 pub mod samples;
 pub mod topology;

@@ -38,6 +38,8 @@ pub const HEADER_TARGET: &str = "target-pod";
 pub const HEADER_STRATEGY: &str = "routing-strategy";
 /// Request header that chooses a profile of the model's config.
 pub const HEADER_PROFILE: &str = "config-profile";
+/// Response header with the profile that `config-profile: auto` resolved to.
+pub const HEADER_RESOLVED_PROFILE: &str = "x-aibrix-config-profile";
 /// Request and response header with the id of a request.
 pub const HEADER_REQUEST_ID: &str = "x-request-id";
 /// Response header with the gateway's own id of the request.

@@ -1,0 +1,198 @@
+//! The agent's own HTTP server: `/metrics`, `/healthz`, `/readyz`.
+//!
+//! Ready means that pods were loaded and that some Envoy acknowledged them once. Gauges that
+//! mirror state are read when `/metrics` is: the filters' ledgers by asking every Envoy, within
+//! a short deadline; one that does not answer is left out of the sums and counted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use pd_wire::control::Ledgers;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::metrics::Metrics;
+use crate::push::Target;
+use crate::runtime::Stop;
+use crate::scrape::Board;
+use crate::snapshot::Fleet;
+
+/// Most connections at the same time; more wait.
+const MAX_CONNECTIONS: usize = 64;
+/// Longest wait for the filters' ledgers.
+const LEDGER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest wait for a request's headers.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Wait after a failed accept: out of descriptors, mostly.
+const ACCEPT_WAIT: Duration = Duration::from_millis(100);
+/// What Prometheus asks for.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// What the server shows.
+#[derive(Debug)]
+pub struct Admin {
+    metrics: Arc<Metrics>,
+    board: Arc<Board>,
+    targets: Vec<Arc<Target>>,
+    fleet: watch::Receiver<Option<Arc<Fleet>>>,
+}
+
+impl Admin {
+    /// Shows these.
+    pub fn new(
+        metrics: Arc<Metrics>,
+        board: Arc<Board>,
+        targets: Vec<Arc<Target>>,
+        fleet: watch::Receiver<Option<Arc<Fleet>>>,
+    ) -> Self {
+        Self {
+            metrics,
+            board,
+            targets,
+            fleet,
+        }
+    }
+
+    async fn answer(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
+        if !matches!(*method, Method::GET | Method::HEAD) {
+            return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET");
+        }
+        match path {
+            "/healthz" => plain(StatusCode::OK, "ok"),
+            "/readyz" => self.readiness(),
+            "/metrics" => self.page().await,
+            _ => plain(
+                StatusCode::NOT_FOUND,
+                "not found: /metrics, /healthz, /readyz",
+            ),
+        }
+    }
+
+    fn readiness(&self) -> Response<Full<Bytes>> {
+        if self.fleet.borrow().is_none() {
+            plain(StatusCode::SERVICE_UNAVAILABLE, "no pods loaded yet")
+        } else if !self.targets.iter().any(|target| target.fed()) {
+            plain(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "no Envoy has acknowledged a push yet",
+            )
+        } else {
+            plain(StatusCode::OK, "ok")
+        }
+    }
+
+    async fn page(&self) -> Response<Full<Bytes>> {
+        let ledgers = self.ledgers().await;
+        let now = Instant::now();
+        let acks: Vec<_> = self
+            .targets
+            .iter()
+            .flat_map(|target| target.ages(now))
+            .collect();
+        match self.metrics.render(self.board.extent(now), &acks, &ledgers) {
+            Ok(page) => {
+                let mut response = Response::new(Full::new(Bytes::from(page)));
+                let content_type = HeaderValue::from_static(OPEN_METRICS);
+                response.headers_mut().insert(CONTENT_TYPE, content_type);
+                response
+            }
+            Err(_) => plain(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "metrics cannot be written",
+            ),
+        }
+    }
+
+    async fn ledgers(&self) -> Vec<Ledgers> {
+        let mut reads = JoinSet::new();
+        for target in &self.targets {
+            let target = target.clone();
+            reads.spawn(async move { target.client.ledgers(LEDGER_TIMEOUT).await });
+        }
+        let mut all = Vec::new();
+        while let Some(read) = reads.join_next().await {
+            let result = match read {
+                Ok(Ok(Some(ledgers))) => {
+                    all.push(ledgers);
+                    "ok"
+                }
+                Ok(Ok(None)) => "refused",
+                Ok(Err(error)) => error.kind(),
+                Err(_) => "broken",
+            };
+            self.metrics.ledger_read(result);
+        }
+        all
+    }
+}
+
+fn plain(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+    *response.status_mut() = status;
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+    response
+}
+
+/// Serves until `stop`; requests under way are answered.
+pub async fn serve(listener: TcpListener, admin: Arc<Admin>, mut stop: Stop) -> anyhow::Result<()> {
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut connections = JoinSet::new();
+    loop {
+        while connections.try_join_next().is_some() {}
+        let place = places.clone().acquire_owned();
+        let accept = async { (place.await, listener.accept().await) };
+        let (place, accepted) = tokio::select! {
+            () = stop.requested() => break,
+            accepted = accept => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let connection = serve_connection(stream, admin.clone(), stop.clone());
+                connections.spawn(async move {
+                    connection.await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_WAIT).await;
+            }
+        }
+    }
+    while connections.join_next().await.is_some() {}
+    Ok(())
+}
+
+async fn serve_connection(stream: TcpStream, admin: Arc<Admin>, mut stop: Stop) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let admin = admin.clone();
+        async move {
+            let answer = admin.answer(request.method(), request.uri().path()).await;
+            Ok::<_, std::convert::Infallible>(answer)
+        }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    // A broken connection is the client's affair.
+    let _closed = tokio::select! {
+        closed = connection.as_mut() => closed,
+        () = stop.requested() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+}

@@ -1,0 +1,218 @@
+use super::*;
+
+fn pods_file() -> tempfile::NamedTempFile {
+    tempfile::NamedTempFile::new().unwrap()
+}
+
+fn parsed(flags: &[&str], environment: &[(&str, &str)]) -> Result<Invocation, Refusal> {
+    let arguments = std::iter::once("pd-agent")
+        .chain(flags.iter().copied())
+        .map(OsString::from);
+    let environment = |name: &str| {
+        let found = environment.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| (*value).to_owned())
+    };
+    parse(arguments, &environment)
+}
+
+fn config(flags: &[&str], environment: &[(&str, &str)]) -> Config {
+    match parsed(flags, environment) {
+        Ok(Invocation::Run(config)) => *config,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn mistakes(flags: &[&str], environment: &[(&str, &str)]) -> Vec<String> {
+    match parsed(flags, environment) {
+        Err(Refusal::Mistakes(mistakes)) => mistakes,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn defaults_stand_for_what_is_not_given() {
+    let pods = pods_file();
+    let path = pods.path().to_str().unwrap();
+    let config = config(&["--pods-file", path, "--envoy", "http://127.0.0.1:1"], &[]);
+    assert_eq!(config.pods_file, pods.path());
+    assert_eq!(config.listen, "127.0.0.1:9464".parse().unwrap());
+    assert_eq!(config.schedule.refresh, Duration::from_millis(200));
+    assert_eq!(
+        (config.schedule.budget, config.schedule.concurrency),
+        (200, 32)
+    );
+    assert_eq!(config.push_timeout, Duration::from_secs(2));
+    assert!(matches!(config.credentials, Credentials::None));
+    assert_eq!(config.log.format, LogFormat::Text);
+    assert!(!config.agent_id.is_empty());
+    assert_eq!(config.warnings, Vec::<String>::new());
+}
+
+#[test]
+fn a_flag_wins_over_its_variable_and_that_over_the_file() {
+    let pods = pods_file();
+    let path = pods.path().to_str().unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let text = format!(
+        "pods-file: {path}\nenvoy: [http://127.0.0.1:1, http://127.0.0.1:2]\n\
+         listen: 127.0.0.1:1\nagent-id: file\nscrape-budget: 7\nlog-format:\n"
+    );
+    std::fs::write(file.path(), text).unwrap();
+    let config = config(
+        &["--agent-id", "flag"],
+        &[
+            ("PD_AGENT_CONFIG", file.path().to_str().unwrap()),
+            ("PD_AGENT_ID", "variable"),
+            ("PD_AGENT_LISTEN", "127.0.0.1:2"),
+            ("PD_AGENT_SCRAPE_BUDGET", ""),
+        ],
+    );
+    assert_eq!(config.agent_id, "flag");
+    assert_eq!(config.listen, "127.0.0.1:2".parse().unwrap());
+    assert_eq!(config.schedule.budget, 7);
+    assert_eq!(config.envoys.len(), 2);
+}
+
+#[test]
+fn several_envoys_come_from_repeated_flags_or_a_comma_separated_variable() {
+    let pods = pods_file();
+    let flags = ["--pods-file", pods.path().to_str().unwrap()];
+    let variable = ("PD_AGENT_ENVOY", "http://127.0.0.1:1, http://127.0.0.1:2");
+    assert_eq!(config(&flags, &[variable]).envoys.len(), 2);
+    let repeated = [
+        "--envoy",
+        "http://127.0.0.1:3",
+        "--envoy",
+        "http://127.0.0.1:4",
+    ];
+    let both = config(&[&flags[..], &repeated[..]].concat(), &[variable]);
+    assert_eq!(
+        both.envoys,
+        repeated[1..]
+            .iter()
+            .step_by(2)
+            .map(|url| url.parse().unwrap())
+            .collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn every_mistake_of_every_source_is_named_at_once() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(
+        file.path(),
+        "scrape-timeout-ms: 5\nlisten: [1]\nnothing: 1\n",
+    )
+    .unwrap();
+    let found = mistakes(
+        &[
+            "--config",
+            file.path().to_str().unwrap(),
+            "--envoy",
+            "https://h:1",
+            "--envoy",
+            "http://h:1",
+            "--envoy",
+            "http://h:1",
+            "--log-filter",
+            "pd_agent=loud",
+            "--token-file",
+            "/does/not/exist",
+        ],
+        &[
+            ("PD_AGENT_LOG_FORMAT", "xml"),
+            ("PD_AGENT_SCRAPE_BUDGET", "many"),
+        ],
+    );
+    let expected = [
+        "config file X: listen: not a plain value",
+        "config file X: nothing: no such setting",
+        "--pods-file: needed",
+        "--envoy: \"https://h:1\" is not of the form http://HOST:PORT",
+        "--envoy: \"http://h:1\" is given twice",
+        "--token-file: ",
+        "PD_AGENT_SCRAPE_BUDGET: \"many\" is not a number from 1 to 10000",
+        "config file X: scrape-timeout-ms: \"5\" is not a number from 10 to 60000",
+        "PD_AGENT_LOG_FORMAT: \"xml\" is neither text nor json",
+        "--log-filter: \"pd_agent=loud\"",
+    ];
+    let path = file.path().display().to_string();
+    for start in expected {
+        let start = start.replace('X', &path);
+        assert!(
+            found.iter().any(|mistake| mistake.starts_with(&start)),
+            "{start}: {found:#?}"
+        );
+    }
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+}
+
+#[test]
+fn a_bad_variable_of_aibrix_is_a_warning_but_a_bad_flag_is_not() {
+    let pods = pods_file();
+    let flags = [
+        "--pods-file",
+        pods.path().to_str().unwrap(),
+        "--envoy",
+        "http://h:1",
+    ];
+    for bad in ["0", "-5", "soon"] {
+        let config = config(&flags, &[("AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS", bad)]);
+        assert_eq!(config.schedule.refresh, Duration::from_millis(200));
+        assert_eq!(config.warnings.len(), 1, "{bad}");
+    }
+    let flag = ["--refresh-interval-ms", "0"];
+    let found = mistakes(&[&flags[..], &flag[..]].concat(), &[]);
+    assert_eq!(
+        found,
+        ["--refresh-interval-ms: \"0\" is not a number from 10 to 600000"]
+    );
+}
+
+#[test]
+fn a_token_comes_from_one_place_only_and_is_not_shown() {
+    let pods = pods_file();
+    let flags = [
+        "--pods-file",
+        pods.path().to_str().unwrap(),
+        "--envoy",
+        "http://h:1",
+    ];
+    let variable = ("PD_AGENT_TOKEN", "s3cret");
+    let config = config(&flags, &[variable]);
+    assert!(matches!(config.credentials, Credentials::Fixed(_)));
+    assert!(!format!("{config:?}").contains("s3cret"));
+    let file = ["--token-file", pods.path().to_str().unwrap()];
+    let found = mistakes(&[&flags[..], &file[..]].concat(), &[variable]);
+    assert_eq!(found, ["--token-file: PD_AGENT_TOKEN is set as well"]);
+}
+
+#[test]
+fn help_names_every_setting_with_variable_and_default() {
+    let Err(Refusal::Usage(help)) = parsed(&["--help"], &[]) else {
+        panic!("no help")
+    };
+    assert_eq!(help.exit_code(), 0);
+    let help = help.to_string();
+    for setting in SETTINGS {
+        assert!(
+            help.contains(&format!("--{} <", setting.name)),
+            "{}",
+            setting.name
+        );
+        assert!(help.contains(setting.variable), "{}", setting.variable);
+    }
+    assert!(help.contains("status.podIP"), "{help}");
+    let Err(refusal) = parsed(&["--no-such-flag"], &[]) else {
+        panic!("accepted")
+    };
+    assert_eq!(refusal.code(), 2);
+}
+
+#[test]
+fn check_needs_only_the_pods_file() {
+    let pods = pods_file();
+    let flags = ["check", "--pods-file", pods.path().to_str().unwrap()];
+    assert!(matches!(parsed(&flags, &[]), Ok(Invocation::Check(_))));
+    assert_eq!(mistakes(&["check"], &[]).len(), 1);
+}

@@ -1,0 +1,6 @@
+//! What is pushed: a [`Fleet`] of models and pods, and the engines' samples by its order.
+
+pub mod fleet;
+pub mod message;
+
+pub use fleet::{Fleet, Member, MemberKey};

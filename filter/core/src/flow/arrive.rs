@@ -1,0 +1,250 @@
+//! From a complete body to the first leg: read, resolve, choose and charge in one step, send.
+
+use super::plan::{Plan, pods};
+use super::state::{Choice, Prefilling, State};
+use super::{Attempt, BodyEdit, Call, Effect, Flow};
+use crate::engine::vllm;
+use crate::fleet::{FleetPod, ModelFleet};
+use crate::ledger::Amounts;
+use crate::meters::{Count, Meter};
+use crate::reply::Fault;
+use crate::request::{Scan, patch, scan};
+use crate::select::{Query, Refusal, Settings, select};
+use crate::worker::Scene;
+use pd_wire::knobs::{Choice as _, Knobs, KvConnector, excerpt};
+use pd_wire::names;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// How much later than our own deadline the host may give up on a call, in ms.
+const HOST_GRACE_MS: u64 = 1000;
+
+impl Flow {
+    /// Serves a complete body, or says why not.
+    pub(super) fn arrive(
+        &mut self,
+        body: &[u8],
+        attempt: Attempt,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        if attempt.failure.is_some() {
+            // Engines use the id as a key: an attempt never reuses one.
+            self.request_id = scene.worker.ids.request_id();
+        }
+        if !scene.worker.fleet.ready() {
+            scene.worker.fleet.refresh(scene.store);
+        }
+        if !scene.worker.fleet.ready() {
+            return self.wait(attempt.since, scene, effects);
+        }
+        match self.serve(body, attempt, scene, effects) {
+            Ok(state) => state,
+            Err(fault) => self.fail(&fault, scene, effects),
+        }
+    }
+
+    /// Waits for the first snapshot, a bounded time.
+    pub(super) fn wait(
+        &self,
+        since: u64,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        scene.worker.fleet.refresh(scene.store);
+        if scene.worker.fleet.ready() {
+            effects.push(Effect::ReadBody);
+        } else if scene.now_ms >= since.saturating_add(scene.config.knobs.snapshot_wait_ms) {
+            return self.fail(&Fault::NoSnapshot, scene, effects);
+        }
+        let look_at = scene.now_ms.saturating_add(super::POLL_MS);
+        State::Awaiting { since, look_at }
+    }
+
+    fn serve(
+        &mut self,
+        body: &[u8],
+        attempt: Attempt,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<State, Fault> {
+        let scan = scan(self.head.endpoint, body)?;
+        let fleet = scene.worker.find_model(&scan.model, scene.store);
+        let fleet = fleet.ok_or_else(|| Fault::Model(excerpt(&scan.model)))?;
+        self.model = Some(Rc::clone(&fleet.name));
+        let plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
+        let choice = self.choose(&plan, &attempt, scene)?;
+        effects.push(Effect::Note(note(&choice)));
+        if choice.prefill.is_none() {
+            return Ok(self.send_decode(choice, BodyEdit::Keep, false, scene, effects));
+        }
+        self.send_prefill(body, &scan, choice, plan, attempt, scene, effects)
+    }
+
+    /// Chooses pods and charges them, in one step.
+    fn choose(
+        &self,
+        plan: &Plan,
+        attempt: &Attempt,
+        scene: &mut Scene<'_>,
+    ) -> Result<Choice, Fault> {
+        let knobs = &plan.knobs;
+        let settings = Settings::from(&**knobs);
+        let excluded = excluded(attempt, &plan.fleet, knobs, scene);
+        let tie = scene.worker.ids.word();
+        let fleet = &plan.fleet;
+        let now_ms = scene.now_ms;
+        let mut loads: Vec<Amounts> = Vec::new();
+        let charged = scene
+            .worker
+            .ledger
+            .charge(scene.store, fleet.slot, now_ms, |totals| {
+                totals.aligned_into(&fleet.pods, &mut loads);
+                let decision = select(&Query {
+                    fleet,
+                    loads: &loads,
+                    settings: &settings,
+                    profile: plan.pod_profile.as_deref(),
+                    now_ms,
+                    prompt_tokens: plan.prompt_tokens,
+                    text_bytes: plan.text_bytes,
+                    match_percent: &plan.match_percent,
+                    allowed: &|_| true,
+                    excluded_rolesets: &excluded,
+                    blocked_pairs: &[],
+                    tie,
+                    shape: plan.shape(),
+                })?;
+                let pick = plan.pick(&decision)?;
+                Ok((pick, decision))
+            });
+        let charged = charged.map_err(|refusal: Refusal| plan.fault(&refusal, attempt))?;
+        let (prefill, decode) = pods(&charged.decision.target);
+        let explained = self.head.explain && knobs.allow_explain;
+        Ok(Choice {
+            decision: explained.then(|| charged.decision.explanation.render(fleet)),
+            fleet: Rc::clone(fleet),
+            prefill,
+            decode,
+            charge: charged.id,
+            auto_profile: plan.auto_profile.clone(),
+            strategy: plan.strategy.name(),
+            knobs: Arc::clone(knobs),
+        })
+    }
+
+    /// Sends the prefill leg of a chosen pair.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the parts of one arrival, used up here"
+    )]
+    fn send_prefill(
+        &self,
+        body: &[u8],
+        scan: &Scan,
+        choice: Choice,
+        plan: Plan,
+        attempt: Attempt,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> Result<State, Fault> {
+        let knobs = &plan.knobs;
+        let leg = choice.prefill_pod().map(|pod| {
+            let connector = connector(pod, knobs);
+            let edits = vllm::prefill_edits(self.head.endpoint, scan, connector);
+            edits.map(|edits| {
+                (
+                    pod.address.clone(),
+                    connector,
+                    patch::build(body, scan, &edits),
+                )
+            })
+        });
+        let (address, connector, body_out) = match leg {
+            Some(Ok(leg)) => leg,
+            Some(Err(error)) => {
+                Self::release(&choice, scene);
+                return Err(plan.no_pod(error.to_string()));
+            }
+            None => {
+                Self::release(&choice, scene);
+                return Err(plan.no_pod("the prefill pod left the snapshot".to_owned()));
+            }
+        };
+        if attempt.failure.is_some() {
+            scene.worker.retrying = scene.worker.retrying.saturating_add(1);
+            effects.push(Effect::Count(Count::new(
+                Meter::PrefillRetry,
+                self.model.clone(),
+            )));
+        }
+        let per_kilo = knobs.prefill_timeout_per_kilo_token_ms;
+        let growth = per_kilo.saturating_mul(plan.prompt_tokens) / 1000;
+        let timeout_ms = knobs.prefill_request_timeout_ms.saturating_add(growth);
+        effects.push(Effect::Call(Call {
+            address,
+            path: self.head.path.clone(),
+            headers: self.leg_headers(&self.request_id),
+            body: body_out,
+            timeout_ms: timeout_ms.saturating_add(HOST_GRACE_MS),
+        }));
+        Ok(State::Prefilling(Prefilling {
+            choice,
+            connector,
+            lead: body.get(..scan.open).unwrap_or_default().to_vec(),
+            chain: plan.chain,
+            timeout_ms,
+            deadline: scene.now_ms.saturating_add(timeout_ms),
+            attempt,
+        }))
+    }
+
+    /// Headers of a request of our own.
+    pub(super) fn leg_headers(&self, request_id: &str) -> Vec<(&'static str, String)> {
+        let mut headers = vec![
+            ("content-type", "application/json".to_owned()),
+            (names::HEADER_REQUEST_ID, request_id.to_owned()),
+        ];
+        headers.extend(self.head.forwarded.iter().cloned());
+        headers
+    }
+}
+
+/// Rolesets a retry may not use: those tried, or all of them when no further try is allowed.
+fn excluded(attempt: &Attempt, fleet: &ModelFleet, knobs: &Knobs, scene: &Scene<'_>) -> Vec<u16> {
+    if attempt.failure.is_none() {
+        return Vec::new();
+    }
+    let tries = u64::try_from(attempt.tried.len()).unwrap_or(u64::MAX);
+    let allowed =
+        tries <= knobs.prefill_retries && scene.worker.retry_allowed(knobs.retry_budget_percent);
+    let was_tried = |position: &u16| {
+        fleet
+            .pod(*position)
+            .is_some_and(|pod| attempt.tried.contains(&pod.key))
+    };
+    (0u16..)
+        .zip(fleet.rolesets.iter())
+        .filter(|(_, set)| !allowed || set.prefill.iter().any(was_tried))
+        .map(|(position, _)| position)
+        .collect()
+}
+
+/// The connector of a vLLM pod: its label, else the setting.
+fn connector(pod: &FleetPod, knobs: &Knobs) -> KvConnector {
+    pod.kv_connector
+        .as_deref()
+        .and_then(KvConnector::from_name)
+        .unwrap_or(knobs.kv_connector_type)
+}
+
+/// The facts of a choice for the access log.
+fn note(choice: &Choice) -> String {
+    let name = |pod: Option<&FleetPod>| pod.map_or("-", |pod| pod.name.as_str()).to_owned();
+    format!(
+        "strategy={} prefill={} decode={}",
+        choice.strategy,
+        name(choice.prefill_pod()),
+        name(choice.decode_pod())
+    )
+}

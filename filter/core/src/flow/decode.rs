@@ -1,0 +1,203 @@
+//! The client's own request at its pod: released, dressed, watched, ended.
+
+use super::prefill::host;
+use super::sse::{Opening, Verdict};
+use super::state::{Choice, Decoding, State};
+use super::{BodyEdit, Effect, Event, Flow, Leg};
+use crate::meters::{Count, Meter};
+use crate::reply::Fault;
+use crate::worker::Scene;
+use pd_wire::names;
+
+impl Flow {
+    /// Lets the client's request go to the pod that answers it.
+    pub(super) fn send_decode(
+        &self,
+        choice: Choice,
+        body: BodyEdit,
+        handed_over: bool,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        let Some(pod) = choice.decode_pod() else {
+            // A position of this very snapshot; without it there is nowhere to go.
+            Self::release(&choice, scene);
+            let fault = Fault::DecodeUnreachable("the pod left the snapshot".to_owned());
+            return self.fail(&fault, scene, effects);
+        };
+        effects.push(Effect::Send(Leg {
+            address: pod.address.clone(),
+            request_id: self.request_id.clone(),
+            says_json: self.head.says_json,
+            body,
+        }));
+        scene.worker.ledger.decode_sent(scene.store, choice.charge);
+        let idle_ms = choice.knobs.stream_idle_backstop_ms;
+        State::Decoding(Decoding {
+            choice,
+            handed_over,
+            idle_ms,
+            deadline: scene.now_ms.saturating_add(idle_ms),
+            status: None,
+            opening: None,
+        })
+    }
+
+    /// The request is at its pod.
+    pub(super) fn decoding(
+        &self,
+        mut leg: Decoding,
+        event: Event<'_>,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        match event {
+            Event::ResponseHeaders {
+                proxy_details: Some(details),
+                ..
+            } => self.decode_unreachable(&leg, details, scene, effects),
+            Event::ResponseHeaders {
+                status,
+                event_stream,
+                end,
+                ..
+            } => {
+                leg.status = Some(status);
+                leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
+                effects.push(Effect::Dress(self.response_headers(&leg.choice)));
+                if end {
+                    return self.answered(&leg, scene, effects);
+                }
+                if status == 200 && event_stream && leg.handed_over {
+                    leg.opening = Some(Opening::default());
+                    effects.push(Effect::Hold);
+                }
+                State::Decoding(leg)
+            }
+            Event::ResponseChunk { bytes, end } => {
+                leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
+                let verdict = leg.opening.as_mut().map(|opening| opening.feed(bytes));
+                match verdict {
+                    Some(Verdict::Error) => return self.not_taken_over(&leg, scene, effects),
+                    Some(Verdict::Preamble) if !end => effects.push(Effect::Hold),
+                    _ => leg.opening = None,
+                }
+                if end {
+                    self.answered(&leg, scene, effects)
+                } else {
+                    State::Decoding(leg)
+                }
+            }
+            Event::Due if scene.now_ms >= leg.deadline => self.silent(&leg, scene, effects),
+            Event::Gone { engine_cut } => {
+                Self::release(&leg.choice, scene);
+                if engine_cut {
+                    return self.ended("engine_cut", 502, scene, effects);
+                }
+                self.client_gone(scene, effects)
+            }
+            _ => State::Decoding(leg),
+        }
+    }
+
+    /// The engine's answer is complete.
+    fn answered(&self, leg: &Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
+        Self::release(&leg.choice, scene);
+        let status = leg.status.unwrap_or(200);
+        let label = if status < 400 {
+            "gateway_request_success"
+        } else {
+            "engine_error"
+        };
+        self.ended(label, status, scene, effects)
+    }
+
+    /// The proxy answered in the engine's place.
+    fn decode_unreachable(
+        &self,
+        leg: &Decoding,
+        details: &str,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        Self::release(&leg.choice, scene);
+        // What follows the first brace is the transport's own text, of any length.
+        let cause = details
+            .split('{')
+            .next()
+            .unwrap_or_default()
+            .trim_end_matches('_');
+        let reply = Fault::DecodeUnreachable(cause.to_owned()).reply(Some(&self.request_id));
+        let status = reply.status;
+        effects.push(Effect::Rewrite(reply));
+        self.ended("pd_decode_failure", status, scene, effects)
+    }
+
+    /// The decode engine could not take the KV, and said so after its headers.
+    fn not_taken_over(
+        &self,
+        leg: &Decoding,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        Self::release(&leg.choice, scene);
+        effects.push(Effect::Count(Count::new(
+            Meter::PairFailure,
+            self.model.clone(),
+        )));
+        self.fail(&Fault::DecodeHandOver, scene, effects)
+    }
+
+    /// The engine fell silent: a real answer while nothing reached the client, else a cut.
+    fn silent(&self, leg: &Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
+        Self::release(&leg.choice, scene);
+        let started = leg.status.is_some() && leg.opening.is_none();
+        let phase = if started {
+            "stream_idle"
+        } else {
+            "first_response"
+        };
+        effects.push(Effect::Count(
+            Count::new(Meter::Watchdog, self.model.clone()).word("phase", phase),
+        ));
+        if started {
+            effects.push(Effect::Cut);
+            return self.ended("pd_decode_watchdog", 504, scene, effects);
+        }
+        let fault = Fault::DecodeTimeout {
+            pod: leg
+                .choice
+                .decode_pod()
+                .map_or_else(String::new, |pod| pod.name.clone()),
+            what: "start responding",
+            seconds: leg.idle_ms / 1000,
+        };
+        self.fail(&fault, scene, effects)
+    }
+
+    /// What the response says about the route.
+    fn response_headers(&self, choice: &Choice) -> Vec<(&'static str, String)> {
+        let mut headers = vec![
+            (names::HEADER_GATEWAY_REQUEST_ID, self.request_id.clone()),
+            (names::HEADER_STRATEGY, choice.strategy.to_owned()),
+        ];
+        if let Some(pod) = choice.decode_pod() {
+            headers.push((names::HEADER_TARGET_NAME, pod.name.clone()));
+            headers.push((names::HEADER_TARGET_IP, pod.address.clone()));
+        }
+        if let Some(pod) = choice.prefill_pod() {
+            headers.push((names::HEADER_PREFILL_NAME, pod.name.clone()));
+            headers.push((names::HEADER_PREFILL_IP, host(&pod.address).to_owned()));
+        }
+        if let Some(id) = &self.head.client_request_id {
+            headers.push((names::HEADER_REQUEST_ID, id.clone()));
+        }
+        if let Some(profile) = &choice.auto_profile {
+            headers.push((names::HEADER_RESOLVED_PROFILE, profile.clone()));
+        }
+        if let Some(decision) = &choice.decision {
+            headers.push((names::HEADER_DECISION, decision.clone()));
+        }
+        headers
+    }
+}

@@ -1,0 +1,155 @@
+//! What the request's headers say.
+
+use crate::request::Endpoint;
+use pd_wire::names;
+
+/// Where a request goes by method and path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route<'a> {
+    /// An inference request; the body decides.
+    Inference(Endpoint),
+    /// `GET /v1/models`.
+    Models,
+    /// `GET /v1/models/{id}`.
+    Model(&'a str),
+    /// `GET /readyz`.
+    Ready,
+    /// Nothing is served there.
+    Unknown,
+}
+
+/// Inference paths that are routed in one leg.
+const ONE_LEG: [&str; 8] = [
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/classify",
+    "/rerank",
+    "/classify",
+    "/tokenize",
+    "/detokenize",
+];
+
+/// Finds the route of a request; a query string is ignored here and kept on the legs.
+#[must_use]
+pub fn route<'a>(method: &str, path: &'a str) -> Route<'a> {
+    let path = path.split_once('?').map_or(path, |(path, _)| path);
+    match method {
+        "POST" => match path {
+            "/v1/chat/completions" => Route::Inference(Endpoint::Chat),
+            "/v1/completions" => Route::Inference(Endpoint::Completions),
+            "/v1/responses" => Route::Inference(Endpoint::Responses),
+            "/v1/messages" => Route::Inference(Endpoint::Messages),
+            _ if ONE_LEG.contains(&path) => Route::Inference(Endpoint::Other),
+            _ => Route::Unknown,
+        },
+        "GET" => match path {
+            "/v1/models" => Route::Models,
+            "/readyz" => Route::Ready,
+            _ => match path.strip_prefix("/v1/models/") {
+                Some(id) if !id.is_empty() => Route::Model(id),
+                _ => Route::Unknown,
+            },
+        },
+        _ => Route::Unknown,
+    }
+}
+
+/// The headers that routing reads or passes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Path with query, as it came.
+    pub path: String,
+    /// Which API.
+    pub endpoint: Endpoint,
+    /// `routing-strategy`.
+    pub strategy: Option<String>,
+    /// `config-profile`.
+    pub profile: Option<String>,
+    /// The client's own `x-request-id`, echoed back.
+    pub client_request_id: Option<String>,
+    /// `x-pd-explain: true`.
+    pub explain: bool,
+    /// `content-type: application/json`, with or without parameters.
+    pub says_json: bool,
+    /// Headers that the prefill leg carries as the client sent them.
+    pub forwarded: Vec<(&'static str, String)>,
+}
+
+/// Client headers that reach both legs.
+const FORWARDED: [&str; 3] = ["authorization", "traceparent", "tracestate"];
+
+impl Head {
+    /// Collects what matters from header pairs with lower-case names. Values that are no UTF-8
+    /// are left out: nothing of ours can carry them.
+    pub fn read<'a>(
+        path: &str,
+        endpoint: Endpoint,
+        headers: impl Iterator<Item = (&'a str, &'a [u8])>,
+    ) -> Self {
+        let mut head = Self {
+            path: path.to_owned(),
+            endpoint,
+            strategy: None,
+            profile: None,
+            client_request_id: None,
+            explain: false,
+            says_json: false,
+            forwarded: Vec::new(),
+        };
+        for (name, value) in headers {
+            let Ok(value) = std::str::from_utf8(value) else {
+                continue;
+            };
+            match name {
+                names::HEADER_STRATEGY => head.strategy = non_empty(value),
+                names::HEADER_PROFILE => head.profile = non_empty(value),
+                names::HEADER_REQUEST_ID => head.client_request_id = non_empty(value),
+                "content-type" => head.says_json = value.starts_with("application/json"),
+                names::HEADER_EXPLAIN => head.explain = value.trim() == "true",
+                _ => {
+                    if let Some(known) = FORWARDED.iter().find(|known| **known == name) {
+                        head.forwarded.push((known, value.to_owned()));
+                    }
+                }
+            }
+        }
+        head
+    }
+}
+
+/// Trimmed text, `None` when nothing is left.
+fn non_empty(text: &str) -> Option<String> {
+    let text = text.trim();
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_string_does_not_change_the_route() {
+        let chat = Route::Inference(Endpoint::Chat);
+        assert_eq!(route("POST", "/v1/chat/completions?a=/b"), chat);
+        assert_eq!(
+            route("GET", "/v1/models/org/name"),
+            Route::Model("org/name")
+        );
+        assert_eq!(route("GET", "/v1/models/"), Route::Unknown);
+        assert_eq!(route("GET", "/v1/chat/completions"), Route::Unknown);
+        assert_eq!(route("PUT", "/v1/models"), Route::Unknown);
+    }
+
+    #[test]
+    fn headers_that_are_no_text_are_left_out() {
+        let headers: [(&str, &[u8]); 3] = [
+            ("authorization", b"Bearer a\xff"),
+            ("traceparent", b"00-a"),
+            ("x-pd-explain", b"true"),
+        ];
+        let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
+        assert_eq!(head.forwarded, [("traceparent", "00-a".to_owned())]);
+        assert!(head.explain);
+    }
+}

@@ -1,0 +1,167 @@
+//! The life of one request: event × now → effects.
+//!
+//! ```text
+//! Receiving ──body──▶ (choose and charge) ──┬─ one leg ──────────────▶ Decoding ──end──▶ Ended
+//!     │  ▲                                  └─ pair ─▶ Prefilling ─ok─▶    │
+//!     ▼  │ snapshot                             │  │  ▲                   └─ silence ─▶ Ended
+//!  Awaiting                              failure│  │  └─ body again ─┐
+//!                                               ▼  │                 │
+//!                                           Rereading ───────────────┘
+//!                                                  └─ client gone ─▶ Orphaned ─▶ Freeing ─▶ Ended
+//! ```
+//!
+//! Invariants: a state holds only what it needs; every way to `Ended` passes `ending.rs`, which
+//! gives the charges back once and counts one ending; an event that a state does not expect
+//! changes nothing. A flow never keeps the body: the host's buffer holds it, and a retry reads
+//! it again.
+
+mod arrive;
+mod decode;
+mod effect;
+mod ending;
+mod event;
+mod head;
+mod plan;
+mod prefill;
+pub mod sse;
+mod state;
+#[cfg(test)]
+mod tests;
+
+pub use effect::{BodyEdit, Call, Effect, Leg};
+pub use event::Event;
+pub use head::{Head, Route, route};
+
+use crate::reply::{Fault, PrefillFailure};
+use crate::worker::Scene;
+use state::State;
+use std::rc::Rc;
+
+/// How often a request without a body is probed, and one without a snapshot looks again, in ms.
+const POLL_MS: u64 = 50;
+
+/// One request.
+#[derive(Debug)]
+pub struct Flow {
+    head: Rc<Head>,
+    /// Fresh id of the current attempt; both legs carry it.
+    request_id: String,
+    /// Model of the snapshot, once the body named one.
+    model: Option<Rc<str>>,
+    state: State,
+}
+
+impl Flow {
+    /// A request whose headers arrived. `probe` asks to find out whether its body is hidden.
+    #[must_use]
+    pub fn new(head: Head, probe: bool, scene: &mut Scene<'_>) -> Self {
+        scene.worker.in_flight = scene.worker.in_flight.saturating_add(1);
+        Self {
+            head: Rc::new(head),
+            request_id: scene.worker.ids.request_id(),
+            model: None,
+            state: State::Receiving {
+                probe_at: probe.then(|| scene.now_ms.saturating_add(POLL_MS)),
+            },
+        }
+    }
+
+    /// Id of the request at the engines and in the log.
+    #[must_use]
+    pub fn request_id(&self) -> &str {
+        &self.request_id
+    }
+
+    /// When `Due` is wanted, in ms of the shared clock.
+    #[must_use]
+    pub fn deadline(&self) -> Option<u64> {
+        self.state.deadline()
+    }
+
+    /// True when nothing more will come of it.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        matches!(self.state, State::Ended)
+    }
+
+    /// True while the client's stream is over and the work is not.
+    #[must_use]
+    pub fn is_orphaned(&self) -> bool {
+        matches!(self.state, State::Orphaned(_) | State::Freeing(_))
+    }
+
+    /// True when the response may be held, if it is an event stream.
+    #[must_use]
+    pub fn may_be_held(&self) -> bool {
+        matches!(&self.state, State::Decoding(decoding) if decoding.handed_over)
+    }
+
+    /// True when response chunks must be handed in with their bytes.
+    #[must_use]
+    pub fn reads_response(&self) -> bool {
+        matches!(&self.state, State::Decoding(decoding) if decoding.opening.is_some())
+    }
+
+    /// Handles one event.
+    pub fn on(&mut self, event: Event<'_>, scene: &mut Scene<'_>) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        let state = std::mem::replace(&mut self.state, State::Ended);
+        self.state = match (state, event) {
+            (State::Receiving { .. }, Event::Body(body)) => {
+                self.arrive(body, Attempt::first(scene.now_ms), scene, &mut effects)
+            }
+            (State::Awaiting { since, .. }, Event::Body(body)) => {
+                self.arrive(body, Attempt::first(since), scene, &mut effects)
+            }
+            (State::Rereading(attempt), Event::Body(body)) => {
+                self.arrive(body, attempt, scene, &mut effects)
+            }
+            (State::Receiving { .. }, Event::Due) => {
+                effects.push(Effect::ProbeBody);
+                State::Receiving {
+                    probe_at: Some(scene.now_ms.saturating_add(POLL_MS)),
+                }
+            }
+            (State::Receiving { .. }, Event::Probed { hidden_body: true }) => {
+                effects.push(Effect::Warn(Fault::Misconfigured.to_string()));
+                self.fail(&Fault::Misconfigured, scene, &mut effects)
+            }
+            (State::Awaiting { since, .. }, Event::Due) => self.wait(since, scene, &mut effects),
+            (State::Prefilling(leg), event) => self.prefilling(leg, event, scene, &mut effects),
+            (State::Decoding(leg), event) => self.decoding(leg, event, scene, &mut effects),
+            (State::Orphaned(leg), event) => self.orphaned(leg, event, scene, &mut effects),
+            (State::Freeing(leg), event) => self.freeing(leg, event, scene, &mut effects),
+            (
+                State::Receiving { .. } | State::Awaiting { .. } | State::Rereading(_),
+                Event::Gone { .. },
+            ) => self.client_gone(scene, &mut effects),
+            (
+                State::Receiving { .. } | State::Awaiting { .. } | State::Rereading(_),
+                Event::ResponseHeaders { status, .. },
+            ) => self.ended("proxy_refused", status, scene, &mut effects),
+            (state, _) => state,
+        };
+        effects
+    }
+}
+
+/// One try at serving a request.
+#[derive(Debug)]
+struct Attempt {
+    /// When the first body was complete.
+    since: u64,
+    /// Prefill pods tried before.
+    tried: Vec<crate::ledger::PodKey>,
+    /// How the last try failed.
+    failure: Option<(PrefillFailure, String)>,
+}
+
+impl Attempt {
+    fn first(since: u64) -> Self {
+        Self {
+            since,
+            tried: Vec::new(),
+            failure: None,
+        }
+    }
+}

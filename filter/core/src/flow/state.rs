@@ -1,0 +1,122 @@
+//! The states of a request; each holds only what it needs.
+
+use super::Attempt;
+use super::sse::Opening;
+use crate::fleet::{FleetPod, ModelFleet};
+use crate::ledger::ChargeId;
+use crate::prefix::Chain;
+use pd_wire::knobs::{Knobs, KvConnector};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Where a request stands.
+#[derive(Debug)]
+pub(super) enum State {
+    /// The body is arriving.
+    Receiving {
+        /// When to look whether the body is hidden from the filter.
+        probe_at: Option<u64>,
+    },
+    /// The body is complete, no snapshot has arrived yet.
+    Awaiting {
+        /// When the body was complete.
+        since: u64,
+        /// When to look for the snapshot again.
+        look_at: u64,
+    },
+    /// A prefill leg failed; the body is read again for another pair.
+    Rereading(Attempt),
+    /// The prefill leg is out.
+    Prefilling(Prefilling),
+    /// The client's own request is at the decode pod (or the only pod).
+    Decoding(Decoding),
+    /// The client left while the prefill leg is out.
+    Orphaned(Prefilling),
+    /// The call that frees an orphan's KV is out.
+    Freeing(Freeing),
+    /// Nothing more will happen.
+    Ended,
+}
+
+/// The pods chosen for a request and what is charged to them.
+#[derive(Debug)]
+pub(super) struct Choice {
+    pub(super) fleet: Rc<ModelFleet>,
+    /// Absent for one leg.
+    pub(super) prefill: Option<u16>,
+    pub(super) decode: u16,
+    pub(super) charge: ChargeId,
+    /// Settings in force for the request.
+    pub(super) knobs: Arc<Knobs>,
+    /// Value of the `routing-strategy` response header.
+    pub(super) strategy: &'static str,
+    /// Profile chosen by the request's size, told to the client.
+    pub(super) auto_profile: Option<String>,
+    /// Value of the `x-pd-decision` response header, when asked for.
+    pub(super) decision: Option<String>,
+}
+
+/// A prefill leg that is out.
+#[derive(Debug)]
+pub(super) struct Prefilling {
+    pub(super) choice: Choice,
+    pub(super) connector: KvConnector,
+    /// The client's body up to and including its `{`.
+    pub(super) lead: Vec<u8>,
+    /// Prompt blocks, learnt when the leg succeeds.
+    pub(super) chain: Option<Chain>,
+    /// The timeout in force, in ms, and when it ends.
+    pub(super) timeout_ms: u64,
+    pub(super) deadline: u64,
+    pub(super) attempt: Attempt,
+}
+
+/// The client's own request at its pod.
+#[derive(Debug)]
+pub(super) struct Decoding {
+    pub(super) choice: Choice,
+    /// The decode pod was given a KV reference.
+    pub(super) handed_over: bool,
+    /// Longest silence allowed, in ms, and when it ends.
+    pub(super) idle_ms: u64,
+    pub(super) deadline: u64,
+    /// Status of the engine's answer.
+    pub(super) status: Option<u16>,
+    /// The stream is held until this knows what it is.
+    pub(super) opening: Option<Opening>,
+}
+
+/// A call that frees an orphan's KV.
+#[derive(Debug)]
+pub(super) struct Freeing {
+    pub(super) charge: ChargeId,
+    pub(super) deadline: u64,
+}
+
+// === impl State ===
+
+impl State {
+    pub(super) fn deadline(&self) -> Option<u64> {
+        match self {
+            Self::Receiving { probe_at } => *probe_at,
+            Self::Awaiting { look_at, .. } => Some(*look_at),
+            Self::Prefilling(leg) => Some(leg.deadline),
+            Self::Orphaned(leg) => Some(leg.deadline),
+            Self::Decoding(leg) => Some(leg.deadline),
+            Self::Freeing(leg) => Some(leg.deadline),
+            Self::Rereading(_) | Self::Ended => None,
+        }
+    }
+}
+
+// === impl Choice ===
+
+impl Choice {
+    pub(super) fn decode_pod(&self) -> Option<&FleetPod> {
+        self.fleet.pod(self.decode)
+    }
+
+    pub(super) fn prefill_pod(&self) -> Option<&FleetPod> {
+        self.fleet.pod(self.prefill?)
+    }
+}

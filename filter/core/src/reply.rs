@@ -1,0 +1,310 @@
+//! The one table that turns a fault into what the client sees: status, marker header, body.
+//!
+//! Bodies are OpenAI-shaped: `{"error":{"message","type","code","param"}}`. Every message says
+//! what to do next and never quotes the request's text.
+
+use crate::request::BodyError;
+use pd_wire::names;
+
+/// A local answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// HTTP status.
+    pub status: u16,
+    /// Headers beside `content-type`.
+    pub headers: Vec<(&'static str, String)>,
+    /// Body; JSON.
+    pub body: Vec<u8>,
+}
+
+/// Why a prefill leg failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PrefillFailure {
+    /// Refused, reset, or cut.
+    Transport,
+    /// No answer within the timeout.
+    Timeout,
+    /// The engine answered with this status.
+    Status(u16),
+    /// 200 with a body that is no JSON object.
+    BadResponse,
+}
+
+impl PrefillFailure {
+    /// Label value of the failure class.
+    #[must_use]
+    pub fn class(self) -> &'static str {
+        match self {
+            Self::Transport => "transport",
+            Self::Timeout => "timeout",
+            Self::Status(_) => "http_status",
+            Self::BadResponse => "bad_response",
+        }
+    }
+
+    /// True when another pair may be tried: the failure says nothing about the request itself.
+    #[must_use]
+    pub fn is_retriable(self) -> bool {
+        matches!(
+            self,
+            Self::Transport | Self::Timeout | Self::Status(429 | 502 | 503)
+        )
+    }
+}
+
+/// Why a request ends without an engine's answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Fault {
+    /// The body is no acceptable request.
+    #[error("{0}")]
+    Body(#[from] BodyError),
+    /// No body at all.
+    #[error("the request has no body; send a JSON object with a model field")]
+    NoBody,
+    /// Encoded body.
+    #[error("content-encoding {0} is not supported; send the body without content-encoding")]
+    Encoding(String),
+    /// Nothing is served there.
+    #[error(
+        "no such path; inference paths are POST /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /v1/embeddings and the like, and GET /v1/models"
+    )]
+    Path,
+    /// The model is not in the snapshot.
+    #[error("the model {0} does not exist; GET /v1/models lists the models served here")]
+    Model(String),
+    /// No snapshot arrived in time.
+    #[error("the gateway has not received its pods yet; retry in a moment")]
+    NoSnapshot,
+    /// The model has no pod that can take the request.
+    #[error("no pod of model {model} can take this request: {detail}")]
+    NoPod {
+        /// Model name.
+        model: String,
+        /// What is missing.
+        detail: String,
+    },
+    /// Every pod is at its configured capacity.
+    #[error("all pods of model {0} are at capacity; retry after the time in retry-after")]
+    Capacity(String),
+    /// Bad value in a routing header or profile.
+    #[error("{0}")]
+    Strategy(String),
+    /// A profile names a policy that does not exist.
+    #[error("{0}")]
+    Policy(String),
+    /// The prefill leg failed and nothing else could serve.
+    #[error("prefill request failed ({}): {detail}", failure.class())]
+    Prefill {
+        /// How.
+        failure: PrefillFailure,
+        /// What was seen, without prompt text.
+        detail: String,
+    },
+    /// The decode pod could not be reached or cut the connection before answering.
+    #[error("the decode pod could not be reached ({0}); retry the request")]
+    DecodeUnreachable(String),
+    /// The decode engine could not take over the KV.
+    #[error("the decode pod could not take over the prompt's KV cache; retry the request")]
+    DecodeHandOver,
+    /// The decode pod fell silent.
+    #[error("decode pod {pod} did not {what} within {seconds} s")]
+    DecodeTimeout {
+        /// Pod name.
+        pod: String,
+        /// What was awaited.
+        what: &'static str,
+        /// The limit.
+        seconds: u64,
+    },
+    /// The listener's configuration hides bodies from the filter.
+    #[error(
+        "the gateway is misconfigured: its wasm filter needs allow_on_headers_stop_iteration: true"
+    )]
+    Misconfigured,
+}
+
+impl Fault {
+    /// Status, marker header, code and param of the fault.
+    fn shape(
+        &self,
+    ) -> (
+        u16,
+        Option<&'static str>,
+        Option<&'static str>,
+        Option<&str>,
+    ) {
+        use names::*;
+        match self {
+            Self::Body(fault) => (400, Some(HEADER_ERROR_BODY), None, fault.param()),
+            Self::NoBody => (400, Some(HEADER_ERROR_BODY), None, None),
+            Self::Encoding(_) => (415, Some(HEADER_ERROR_BODY), None, None),
+            Self::Path => (404, None, Some("unknown_path"), None),
+            Self::Model(_) => {
+                let marker = Some(HEADER_ERROR_NO_BACKENDS);
+                (404, marker, Some("model_not_found"), Some("model"))
+            }
+            Self::NoSnapshot => (503, Some(HEADER_ERROR_ROUTING), Some("not_ready"), None),
+            Self::NoPod { .. } | Self::Policy(_) => {
+                let marker = Some(HEADER_ERROR_ROUTING);
+                (503, marker, Some("service_unavailable"), None)
+            }
+            Self::Capacity(_) => (
+                429,
+                Some(HEADER_ERROR_ROUTING),
+                Some("rate_limit_exceeded"),
+                None,
+            ),
+            Self::Strategy(_) => (400, Some(HEADER_ERROR_ROUTING), None, Some(HEADER_STRATEGY)),
+            Self::Prefill { failure, .. } => {
+                let status = match failure {
+                    PrefillFailure::Transport => 503,
+                    PrefillFailure::Timeout => 504,
+                    // Overload of one pod: the client may try again.
+                    PrefillFailure::Status(429 | 502 | 503) => 503,
+                    PrefillFailure::Status(_) | PrefillFailure::BadResponse => 502,
+                };
+                (
+                    status,
+                    Some(HEADER_ERROR_PREFILL),
+                    Some("prefill_failed"),
+                    None,
+                )
+            }
+            Self::DecodeUnreachable(_) => {
+                (503, Some(HEADER_ERROR_DECODE), Some("decode_failed"), None)
+            }
+            Self::DecodeHandOver => (502, Some(HEADER_ERROR_DECODE), Some("decode_failed"), None),
+            Self::DecodeTimeout { .. } => {
+                (504, Some(HEADER_ERROR_DECODE), Some("decode_timeout"), None)
+            }
+            Self::Misconfigured => (500, None, Some("gateway_misconfigured"), None),
+        }
+    }
+
+    /// Status of the answer.
+    #[must_use]
+    pub fn status(&self) -> u16 {
+        self.shape().0
+    }
+
+    /// The client's answer; `request_id` is the gateway's id, when there is one.
+    #[must_use]
+    pub fn reply(&self, request_id: Option<&str>) -> Reply {
+        let (status, marker, code, param) = self.shape();
+        let body = error_body(status, &self.to_string(), code, param);
+        let mut reply = Reply {
+            status,
+            headers: Vec::new(),
+            body,
+        };
+        if let Some(marker) = marker {
+            let value = match self {
+                Self::Model(name) => header_text(name),
+                _ => "true".to_owned(),
+            };
+            reply.headers.push((marker, value));
+        }
+        if let Self::Capacity(_) = self {
+            reply.headers.push(("retry-after", "1".to_owned()));
+        }
+        if let Some(id) = request_id {
+            reply
+                .headers
+                .push((names::HEADER_GATEWAY_REQUEST_ID, id.to_owned()));
+        }
+        reply
+    }
+}
+
+/// The engine's own refusal of a prefill leg: its status and body, with our marker.
+#[must_use]
+pub fn prefill_passthrough(status: u16, body: &[u8], request_id: &str) -> Reply {
+    let body = if serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() {
+        body.to_vec()
+    } else {
+        let text: String = String::from_utf8_lossy(body).chars().take(256).collect();
+        error_body(status, &text, Some("prefill_failed"), None)
+    };
+    Reply {
+        status,
+        headers: vec![
+            (names::HEADER_ERROR_PREFILL, "true".to_owned()),
+            (names::HEADER_GATEWAY_REQUEST_ID, request_id.to_owned()),
+        ],
+        body,
+    }
+}
+
+/// `type` of an error by its status, as OpenAI names them.
+fn error_type(status: u16) -> &'static str {
+    match status {
+        400 | 404 | 413 | 415 => "invalid_request_error",
+        401 => "authentication_error",
+        429 => "rate_limit_error",
+        503 => "overloaded_error",
+        _ => "api_error",
+    }
+}
+
+/// An OpenAI-shaped error body.
+fn error_body(status: u16, message: &str, code: Option<&str>, param: Option<&str>) -> Vec<u8> {
+    let value = serde_json::json!({
+        "error": {
+            "message": message,
+            "type": error_type(status),
+            "code": code,
+            "param": param,
+        }
+    });
+    value.to_string().into_bytes()
+}
+
+/// Text that is safe as a header value: printable ASCII, bounded.
+fn header_text(text: &str) -> String {
+    text.chars()
+        .take(128)
+        .map(|c| if c.is_ascii_graphic() { c } else { '_' })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefill_timeout_is_a_504_with_the_marker_and_an_openai_body() {
+        let fault = Fault::Prefill {
+            failure: PrefillFailure::Timeout,
+            detail: "no answer within 30 s".to_owned(),
+        };
+        let reply = fault.reply(Some("id"));
+        assert_eq!(reply.status, 504);
+        assert!(
+            reply
+                .headers
+                .contains(&(names::HEADER_ERROR_PREFILL, "true".to_owned()))
+        );
+        let body: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+        assert_eq!(body["error"]["type"], "api_error");
+        assert_eq!(
+            body["error"]["message"],
+            "prefill request failed (timeout): no answer within 30 s"
+        );
+    }
+
+    #[test]
+    fn an_unknown_model_cannot_put_control_characters_into_a_header() {
+        let reply = Fault::Model("a\r\nset-cookie: x".to_owned()).reply(None);
+        assert_eq!(reply.status, 404);
+        assert_eq!(reply.headers[0].1, "a__set-cookie:_x");
+    }
+
+    #[test]
+    fn an_engines_refusal_keeps_its_status_and_its_json() {
+        let body = br#"{"error":{"message":"too long"}}"#;
+        assert_eq!(prefill_passthrough(400, body, "i").body, body);
+        let text = prefill_passthrough(500, b"oops", "i");
+        assert_eq!(text.status, 500);
+        assert!(String::from_utf8(text.body).unwrap().contains("oops"));
+    }
+}

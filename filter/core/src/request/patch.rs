@@ -1,0 +1,145 @@
+//! Byte-preserving edits of a scanned body.
+//!
+//! An existing member is replaced where it stands, a new one is put first, right behind the
+//! opening brace, and a deletion takes the member with exactly one comma. Every other byte stays
+//! as it came.
+
+use super::{Member, Scan};
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// One change of a top-level member.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Edit<'a> {
+    /// Gives the member this JSON value.
+    Set(Member, Cow<'a, [u8]>),
+    /// Removes the member, if it is there.
+    Delete(Member),
+}
+
+impl Edit<'_> {
+    fn member(&self) -> Member {
+        match self {
+            Self::Set(member, _) | Self::Delete(member) => *member,
+        }
+    }
+}
+
+/// New members at the front of a body: a replacement of its first bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// The bytes to replace, beginning at 0.
+    pub replace: Range<usize>,
+    /// What stands there instead.
+    pub bytes: Vec<u8>,
+}
+
+/// Puts `members` first in a body without touching the rest, whatever its size.
+///
+/// `members` is the text of one or more members that the body does not have, such as
+/// `"a":1,"b":2`.
+pub fn prefix(body: &[u8], scan: &Scan, members: &[u8]) -> Prefix {
+    let comma: &[u8] = if scan.is_empty() || members.is_empty() {
+        b""
+    } else {
+        b","
+    };
+    let bytes = [body.get(..scan.open).unwrap_or_default(), members, comma].concat();
+    Prefix {
+        replace: 0..scan.open,
+        bytes,
+    }
+}
+
+/// The body with all edits made; of several edits of one member the last counts.
+pub fn build(body: &[u8], scan: &Scan, edits: &[Edit<'_>]) -> Vec<u8> {
+    let edit_of = |member: Member| edits.iter().rev().find(|edit| edit.member() == member);
+    let deleted: Vec<_> = scan
+        .found
+        .iter()
+        .filter(|found| matches!(edit_of(found.member), Some(Edit::Delete(_))))
+        .collect();
+    let head = new_members(scan, edits, scan.members > deleted.len());
+
+    // A deletion takes the member up to the next one. The last member has no next one: it goes
+    // with the comma before, and with it all deleted members between the two.
+    let mut tail: Option<Range<usize>> = None;
+    for found in deleted.iter().rev() {
+        match &mut tail {
+            None if found.next_start.is_some() => break,
+            None => tail = Some(found.start..found.value.end),
+            Some(tail) if found.next_start == Some(tail.start) => tail.start = found.start,
+            Some(_) => break,
+        }
+    }
+    let before_tail = |tail: &Range<usize>| {
+        deleted
+            .iter()
+            .find(|found| found.start == tail.start)
+            .and_then(|found| found.previous_end)
+    };
+    if let Some(tail) = &mut tail
+        && let Some(end) = before_tail(tail)
+    {
+        tail.start = end;
+    }
+
+    let mut cuts: Vec<(Range<usize>, &[u8])> = vec![(scan.open..scan.open, &head)];
+    for found in &scan.found {
+        match edit_of(found.member) {
+            Some(Edit::Set(_, json)) => cuts.push((found.value.clone(), json)),
+            Some(Edit::Delete(_)) => {
+                let in_tail = tail.as_ref().is_some_and(|tail| tail.start <= found.start);
+                if let (false, Some(next)) = (in_tail, found.next_start) {
+                    cuts.push((found.start..next, b""));
+                }
+            }
+            None => {}
+        }
+    }
+    if let Some(tail) = tail {
+        cuts.push((tail, b""));
+    }
+    splice(body, &cuts)
+}
+
+/// Text of the members that `edits` set and the body does not have, with the comma that
+/// separates it from what follows.
+fn new_members(scan: &Scan, edits: &[Edit<'_>], others_follow: bool) -> Vec<u8> {
+    let mut text = Vec::new();
+    for (nth, edit) in edits.iter().enumerate() {
+        let member = edit.member();
+        let later = edits.iter().skip(nth.saturating_add(1));
+        if scan.has(member) || later.into_iter().any(|later| later.member() == member) {
+            continue;
+        }
+        if let Edit::Set(_, json) = edit {
+            if !text.is_empty() {
+                text.push(b',');
+            }
+            text.push(b'"');
+            text.extend_from_slice(member.name().as_bytes());
+            text.extend_from_slice(b"\":");
+            text.extend_from_slice(json);
+        }
+    }
+    if others_follow && !text.is_empty() {
+        text.push(b',');
+    }
+    text
+}
+
+/// `body` with each range replaced by its text; ranges ascend and do not overlap.
+fn splice(body: &[u8], cuts: &[(Range<usize>, &[u8])]) -> Vec<u8> {
+    let removed: usize = cuts.iter().map(|(range, _)| range.len()).sum();
+    let added: usize = cuts.iter().map(|(_, text)| text.len()).sum();
+    let mut out = Vec::with_capacity(body.len().saturating_sub(removed).saturating_add(added));
+    let mut at = 0;
+    for (range, text) in cuts {
+        out.extend_from_slice(body.get(at..range.start).unwrap_or_default());
+        out.extend_from_slice(text);
+        at = range.end;
+    }
+    out.extend_from_slice(body.get(at..).unwrap_or_default());
+    out
+}

@@ -1,0 +1,76 @@
+//! What one VM knows, shared by all its requests.
+
+use crate::config::Config;
+use crate::fleet::{FleetCache, ModelFleet};
+use crate::ids::Ids;
+use crate::ledger::Ledger;
+use crate::port::SharedStore;
+use std::rc::Rc;
+
+/// State of one VM.
+#[derive(Debug)]
+pub struct Worker {
+    /// The snapshot.
+    pub fleet: FleetCache,
+    /// What this VM has charged.
+    pub ledger: Ledger,
+    /// Random words and ids.
+    pub ids: Ids,
+    /// Requests in flight, orphaned ones left out.
+    pub in_flight: usize,
+    /// Requests that are being tried on another roleset.
+    pub retrying: usize,
+    /// Prefill legs whose client left.
+    pub orphans: usize,
+}
+
+impl Worker {
+    /// A VM that holds nothing; `seed` is 32 random bytes.
+    #[must_use]
+    pub fn new(seed: [u8; 32]) -> Self {
+        let mut ids = Ids::new(seed);
+        // The upper half of a random word is as random as the whole.
+        let nonce = u32::try_from(ids.word() >> 32).unwrap_or(1);
+        Self {
+            fleet: FleetCache::new(),
+            ledger: Ledger::new(nonce),
+            ids,
+            in_flight: 0,
+            retrying: 0,
+            orphans: 0,
+        }
+    }
+
+    /// The model's pods. The snapshot is brought up to date by the tick; a model that is not in
+    /// it may have come since.
+    pub fn find_model(&mut self, name: &str, store: &dyn SharedStore) -> Option<Rc<ModelFleet>> {
+        let known = self.fleet.model(name);
+        if known.is_some() || !self.fleet.refresh(store) {
+            return known;
+        }
+        self.fleet.model(name)
+    }
+
+    /// May one more request be tried on another roleset? At most `percent` of the requests in
+    /// flight at a time, and three in any case, so that retries never become the load.
+    #[must_use]
+    pub fn retry_allowed(&self, percent: u64) -> bool {
+        let share = u64::try_from(self.in_flight)
+            .unwrap_or(u64::MAX)
+            .saturating_mul(percent)
+            / 100;
+        u64::try_from(self.retrying).unwrap_or(u64::MAX) < share.max(3)
+    }
+}
+
+/// What a transition may read and change beside its own flow.
+pub struct Scene<'a> {
+    /// The VM.
+    pub worker: &'a mut Worker,
+    /// Settings of the request's root.
+    pub config: &'a Config,
+    /// The store that all VMs share.
+    pub store: &'a dyn SharedStore,
+    /// The shared monotonic clock, in ms.
+    pub now_ms: u64,
+}

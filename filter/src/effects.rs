@@ -1,0 +1,266 @@
+//! Performs what flows ask for: the only place that pauses, resumes, dispatches and answers.
+
+use crate::host::{clock, raw, stream};
+use crate::registry::FlowId;
+use crate::vm::Vm;
+use pd_core::flow::{BodyEdit, Call, Effect, Event, Leg};
+use pd_core::reply::Reply;
+use pd_wire::names;
+use proxy_wasm::hostcalls;
+use proxy_wasm::types::BufferType;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Name of the filter state that access logs show.
+const NOTE: &str = "pd_decision";
+
+/// Which callback is running.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A request callback of the flow's stream.
+    Request,
+    /// A response callback of the flow's stream.
+    Response,
+    /// A callback of this root context.
+    Root(u32),
+}
+
+/// What the callback must tell the host.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Let the request go on.
+    pub sent: bool,
+    /// Keep this part of the response.
+    pub hold: bool,
+    /// The stream was answered locally.
+    pub replied: bool,
+    /// Body to put in place of the one that follows.
+    pub rewrite: Option<Vec<u8>>,
+}
+
+impl Vm {
+    /// Hands an event to a flow and performs what it asks for. A flow that is gone ignores it.
+    pub fn handle(&mut self, id: FlowId, event: Event<'_>, place: Place) -> Outcome {
+        let mut outcome = Outcome::default();
+        self.step(id, event, place, &mut outcome);
+        outcome
+    }
+
+    fn step(&mut self, id: FlowId, event: Event<'_>, place: Place, outcome: &mut Outcome) {
+        let Some(entry) = self.flows.get_mut(id) else {
+            return;
+        };
+        let settings = Rc::clone(&entry.settings);
+        let now_ms = clock::now_ms();
+        let scene = &mut Self::scene(&mut self.worker, &settings, now_ms);
+        let effects = entry.flow.on(event, scene);
+        for effect in effects {
+            self.perform(id, effect, place, outcome);
+        }
+        self.flows.settle(id, now_ms);
+    }
+
+    fn perform(&mut self, id: FlowId, effect: Effect, place: Place, outcome: &mut Outcome) {
+        match effect {
+            Effect::Call(call) => self.post(id, call, place, outcome),
+            Effect::ReadBody => {
+                let body = self.at_stream(id, place).then(|| self.read_body(id));
+                match body {
+                    Some(body) => self.step(id, Event::Body(&body), place, outcome),
+                    None => self.step(id, Event::Gone { engine_cut: false }, place, outcome),
+                }
+            }
+            Effect::ProbeBody => {
+                if self.at_stream(id, place) {
+                    let hidden_body = !self.bodies_seen && body_is_hidden();
+                    self.step(id, Event::Probed { hidden_body }, place, outcome);
+                }
+            }
+            Effect::Send(leg) => {
+                if self.at_stream(id, place) {
+                    self.send(id, &leg, place, outcome);
+                }
+            }
+            Effect::Reply(reply) => {
+                if self.at_stream(id, place) {
+                    answer(&reply);
+                    outcome.replied = true;
+                }
+            }
+            Effect::Rewrite(reply) => {
+                stream::set_response_header(":status", &reply.status.to_string());
+                stream::set_response_header("content-type", "application/json");
+                stream::set_response_header("content-length", &reply.body.len().to_string());
+                for (name, value) in &reply.headers {
+                    stream::set_response_header(name, value);
+                }
+                outcome.rewrite = Some(reply.body);
+            }
+            Effect::Cut => {
+                if self.at_stream(id, place) {
+                    raw::reset_response();
+                }
+            }
+            Effect::Dress(headers) => {
+                for (name, value) in &headers {
+                    stream::set_response_header(name, value);
+                }
+            }
+            Effect::Hold => outcome.hold = true,
+            Effect::Orphan(flow) => {
+                if let Some(orphan) = self.flows.orphan(id, *flow) {
+                    self.flows.settle(orphan, clock::now_ms());
+                }
+            }
+            Effect::Count(count) => self.meters.count(count),
+            Effect::Note(text) => {
+                if self.at_stream(id, place) {
+                    stream::note(NOTE, &text);
+                }
+            }
+            Effect::Warn(text) => {
+                let request = self
+                    .flows
+                    .get_mut(id)
+                    .map(|entry| entry.flow.request_id().to_owned());
+                self.warn(format_args!(
+                    "request {}: {text}",
+                    request.as_deref().unwrap_or("-")
+                ));
+            }
+        }
+    }
+
+    /// Makes the flow's stream the one that host calls act on; false when it is gone.
+    fn at_stream(&mut self, id: FlowId, place: Place) -> bool {
+        let context = self.flows.get_mut(id).and_then(|entry| entry.context);
+        match (context, place) {
+            (Some(context), Place::Root(_)) => hostcalls::set_effective_context(context).is_ok(),
+            (context, _) => context.is_some(),
+        }
+    }
+
+    /// Sends a call from the flow's own root; any other callback leaves it to that root, which
+    /// comes next and lives as long as the client's stream. An orphan has no stream, so its call
+    /// goes out from the root at hand.
+    fn post(&mut self, id: FlowId, call: Call, place: Place, outcome: &mut Outcome) {
+        self.flows.give_up_call(id);
+        let Some(entry) = self.flows.get_mut(id) else {
+            return;
+        };
+        if let Place::Root(root) = place
+            && (root == entry.settings.root || entry.context.is_none())
+        {
+            self.dispatch(id, &call, root, outcome);
+            return;
+        }
+        entry.outbox = Some(call);
+        let queue = entry.settings.queue;
+        if let Err(status) = hostcalls::enqueue_shared_queue(queue, Some(&id.0.to_le_bytes())) {
+            log::error!("the root's queue refused a request: {status:?}");
+            entry.outbox = None;
+            self.step(id, Event::CallFailed, place, outcome);
+        }
+    }
+
+    /// Sends the call a flow left for its root.
+    pub fn dispatch_posted(&mut self, id: FlowId, root: u32) {
+        let call = self.flows.get_mut(id).and_then(|entry| entry.outbox.take());
+        if let Some(call) = call {
+            self.dispatch(id, &call, root, &mut Outcome::default());
+        }
+    }
+
+    fn dispatch(&mut self, id: FlowId, call: &Call, root: u32, outcome: &mut Outcome) {
+        let mut headers = vec![
+            (":method", "POST"),
+            (":path", call.path.as_str()),
+            (":authority", call.address.as_str()),
+            (names::HEADER_TARGET, call.address.as_str()),
+        ];
+        headers.extend(
+            call.headers
+                .iter()
+                .map(|(name, value)| (*name, value.as_str())),
+        );
+        let timeout = Duration::from_millis(call.timeout_ms);
+        let sent = hostcalls::set_effective_context(root).and_then(|()| {
+            hostcalls::dispatch_http_call(
+                names::CLUSTER,
+                headers,
+                Some(&call.body),
+                Vec::new(),
+                timeout,
+            )
+        });
+        match sent {
+            Ok(token) => self.flows.called(id, token),
+            Err(status) => {
+                log::error!("cluster {} refused a call: {status:?}", names::CLUSTER);
+                self.step(id, Event::CallFailed, Place::Root(root), outcome);
+            }
+        }
+    }
+
+    fn read_body(&mut self, id: FlowId) -> Vec<u8> {
+        let size = self.flows.get_mut(id).map_or(0, |entry| entry.body_len);
+        stream::read(BufferType::HttpRequestBody, 0, size)
+    }
+
+    /// Releases the client's own request to its pod.
+    fn send(&mut self, id: FlowId, leg: &Leg, place: Place, outcome: &mut Outcome) {
+        stream::set_request_header(names::HEADER_TARGET, &leg.address);
+        stream::set_request_header(names::HEADER_REQUEST_ID, &leg.request_id);
+        if !leg.says_json {
+            // The body was read as JSON; engines refuse JSON that does not say so.
+            stream::set_request_header("content-type", "application/json");
+        }
+        let size = self.flows.get_mut(id).map_or(0, |entry| entry.body_len);
+        let length = match &leg.body {
+            BodyEdit::Keep => size,
+            BodyEdit::Prefix { replace, bytes } => {
+                self.replace_prefix(size, *replace, bytes);
+                size.saturating_sub(*replace).saturating_add(bytes.len())
+            }
+        };
+        stream::set_request_header("content-length", &length.to_string());
+        outcome.sent = true;
+        if let Place::Root(_) = place {
+            raw::continue_request();
+        }
+    }
+
+    fn replace_prefix(&mut self, size: usize, replace: usize, bytes: &[u8]) {
+        let buffer = BufferType::HttpRequestBody;
+        if self.replaces_prefix && raw::set_buffer(buffer, 0, replace, bytes) {
+            return;
+        }
+        self.replaces_prefix = false;
+        let mut whole = bytes.to_vec();
+        whole.extend(stream::read(buffer, replace, size.saturating_sub(replace)));
+        raw::set_buffer(buffer, 0, size, &whole);
+    }
+}
+
+/// Answers the stream in effect.
+pub fn answer(reply: &Reply) {
+    let mut headers = vec![("content-type", "application/json")];
+    headers.extend(
+        reply
+            .headers
+            .iter()
+            .map(|(name, value)| (*name, value.as_str())),
+    );
+    raw::send_local_response(reply.status, "pd_router", &headers, &reply.body);
+}
+
+/// True when body bytes arrived although the host gave us none: bytes received beyond the
+/// headers' own.
+fn body_is_hidden() -> bool {
+    let headers: usize = stream::request_headers()
+        .iter()
+        .map(|(name, value)| name.len().saturating_add(value.len()))
+        .sum();
+    let headers = u64::try_from(headers).unwrap_or(u64::MAX);
+    stream::number(&["request", "total_size"]).is_some_and(|total| total > headers)
+}

@@ -1,0 +1,190 @@
+//! A root context: one plugin configuration, its queue, its tick, and the answers to its calls.
+//!
+//! A changed plugin configuration keeps the VM and adds a root; the old one serves its streams
+//! to their end. So settings and queue are per root, everything else is per VM. The queue's
+//! name is never used twice: a name registered again is silently taken over.
+
+use crate::effects::Place;
+use crate::host::{clock, store::SharedData, stream};
+use crate::registry::FlowId;
+use crate::route::Route;
+use crate::vm::{self, Vm};
+use pd_core::config::Config;
+use pd_core::flow::Event;
+use pd_core::ledger::Vitals;
+use pd_wire::names;
+use proxy_wasm::hostcalls;
+use proxy_wasm::traits::{Context, HttpContext, RootContext};
+use proxy_wasm::types::{BufferType, ContextType};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Period of the root's tick, in ms: the grain of every timer.
+const TICK_MS: u64 = 100;
+/// How much earlier than a period after the last one a tick may come and count, in ms.
+const TICK_SLACK_MS: u64 = 10;
+/// How often expired charges are looked for, in ms.
+const SWEEP_MS: u64 = 60_000;
+
+/// What a root's streams share.
+#[derive(Debug)]
+pub struct Settings {
+    /// The root's id.
+    pub root: u32,
+    /// Checked plugin configuration.
+    pub config: Config,
+    /// The root's own queue.
+    pub queue: u32,
+}
+
+/// One plugin configuration.
+pub struct Root {
+    id: u32,
+    settings: Option<Rc<Settings>>,
+}
+
+impl Root {
+    /// A root that is not configured yet.
+    pub fn new(id: u32) -> Self {
+        Self { id, settings: None }
+    }
+
+    fn configure(&self, config: Config) -> Option<Settings> {
+        for warning in &config.warnings {
+            log::warn!("{warning}");
+        }
+        let nonce = vm::with(|vm| vm.worker.ids.request_id());
+        let name = format!("{}-{}-{nonce}", names::VM_ID, self.id);
+        let queue = hostcalls::register_shared_queue(&name)
+            .map_err(|status| log::error!("the host refused a queue: {status:?}"))
+            .ok()?;
+        Some(Settings {
+            root: self.id,
+            config,
+            queue,
+        })
+    }
+}
+
+impl RootContext for Root {
+    fn on_configure(&mut self, size: usize) -> bool {
+        let text = stream::read(BufferType::PluginConfiguration, 0, size);
+        let config = match Config::parse(&text, |name| std::env::var(name).ok()) {
+            Ok(config) => config,
+            Err(mistakes) => {
+                for mistake in &mistakes {
+                    log::error!("plugin config: {mistake}");
+                }
+                log::error!("plugin config refused: {} mistakes", mistakes.len());
+                return false;
+            }
+        };
+        self.settings = self.configure(config).map(Rc::new);
+        if hostcalls::set_tick_period(Duration::from_millis(TICK_MS)).is_err() {
+            log::error!("the host refused a tick");
+            return false;
+        }
+        self.settings.is_some()
+    }
+
+    fn on_tick(&mut self) {
+        let Some(settings) = self.settings.clone() else {
+            return;
+        };
+        vm::with(|vm| vm.tick(&settings));
+    }
+
+    fn on_queue_ready(&mut self, queue: u32) {
+        // As many as the queue holds now; what comes meanwhile is announced again.
+        while let Ok(Some(bytes)) = hostcalls::dequeue_shared_queue(queue) {
+            if let Ok(id) = bytes.try_into().map(u64::from_le_bytes) {
+                vm::with(|vm| vm.dispatch_posted(FlowId(id), self.id));
+            }
+        }
+    }
+
+    fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
+        let settings = self.settings.clone()?;
+        Some(Box::new(Route::new(id, settings)))
+    }
+
+    fn get_type(&self) -> Option<ContextType> {
+        Some(ContextType::HttpContext)
+    }
+}
+
+impl Context for Root {
+    fn on_http_call_response(&mut self, token: u32, headers: usize, body_size: usize, _: usize) {
+        let status = if headers == 0 {
+            None
+        } else {
+            stream::call_status()
+        };
+        let body = stream::read(BufferType::HttpCallResponseBody, 0, body_size);
+        let event = match status {
+            // The proxy's own answer to a call it could not deliver; an engine's carries a time.
+            Some(503 | 504) if !stream::call_reached_upstream() => Event::CallFailed,
+            Some(status) => Event::CallReply {
+                status,
+                body: &body,
+            },
+            None => Event::CallFailed,
+        };
+        vm::with(|vm| {
+            if let Some(id) = vm.flows.answered(token) {
+                vm.handle(id, event, Place::Root(self.id));
+            }
+        });
+    }
+}
+
+impl Vm {
+    /// One tick of one root: deadlines at every one, the VM's own duties once a period.
+    fn tick(&mut self, settings: &Settings) {
+        let now_ms = clock::now_ms();
+        for id in self.flows.take_due(now_ms) {
+            self.handle(id, Event::Due, Place::Root(settings.root));
+        }
+        // Each root ticks at its own time; together they must not make this VM's beat faster.
+        if now_ms.saturating_sub(self.ticked_at) < TICK_MS - TICK_SLACK_MS {
+            return;
+        }
+        self.ticked_at = now_ms;
+        self.reset_warnings();
+        self.worker.fleet.refresh(&SharedData);
+        let vitals = Vitals {
+            live_flows: u32::try_from(self.flows.len()).unwrap_or(u32::MAX),
+            memory_pages: memory_pages(),
+        };
+        let report = self.worker.ledger.tick(&SharedData, vitals);
+        if report.fenced {
+            log::warn!("this VM was taken for dead; its charges are published again");
+        }
+        if report.overflow {
+            log::warn!("all VM slots are taken; charges go to the overflow slot");
+        }
+        if now_ms.saturating_sub(self.swept_at) >= SWEEP_MS {
+            self.swept_at = now_ms;
+            self.sweep(now_ms);
+        }
+    }
+
+    /// Gives back charges that outlived their time to live.
+    fn sweep(&mut self, now_ms: u64) {
+        for expired in self.worker.ledger.expire(&SharedData, now_ms) {
+            log::warn!(
+                "a charge was held for {} ms and is given back by force",
+                expired.age_ms
+            );
+            self.meters.count(pd_core::meters::Count::new(
+                pd_core::meters::Meter::ChargeExpired,
+                None,
+            ));
+        }
+    }
+}
+
+/// Size of this VM's linear memory, in pages of 64 KiB.
+fn memory_pages() -> u32 {
+    u32::try_from(core::arch::wasm32::memory_size(0)).unwrap_or(u32::MAX)
+}

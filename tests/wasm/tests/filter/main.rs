@@ -1,0 +1,20 @@
+//! The built filter in the wasm host: what clients, engines, the agent and other workers see.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
+
+mod abi;
+mod bodies;
+mod configure;
+mod endings;
+mod faults;
+mod ledger_vms;
+mod metrics;
+mod orders;
+mod orphan;
+mod reload;
+mod retry;
+mod schedules;
+mod snapshot;
+mod stand;
+mod streaming;
+mod upgrade;
+mod watchdog;
