@@ -56,9 +56,6 @@ check "pd-wire is data only" depends_on_none_of pd-wire \
   proxy-wasm tokio hyper kube k8s-openapi redis rand getrandom
 check "the agent does not know the routing core" depends_on_none_of pd-agent pd-core pd-filter proxy-wasm
 check "every test module is declared" test_modules_declared
-documents=(envoy/standalone/listeners.yaml)
-if grep -qs 'knobs:begin' README.md; then documents+=(README.md); fi
-check "generated documentation is fresh" scripts/gen-docs.sh --check "${documents[@]}"
 check "generated documentation" scripts/gen-docs.sh --check README.md envoy/standalone/listeners.yaml
 check "scripts parse" bash -n scripts/*.sh .ci/run
 
