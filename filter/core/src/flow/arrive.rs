@@ -38,9 +38,11 @@ impl Flow {
         if !scene.worker.fleet.ready() {
             return self.wait(attempt.since, scene, effects);
         }
+        // Whatever stops another try, it is the failed prefill leg that the client hears of.
+        let failed = attempt.fault();
         match self.serve(body, attempt, scene, effects) {
             Ok(state) => state,
-            Err(fault) => self.fail(&fault, scene, effects),
+            Err(fault) => self.fail(failed.as_ref().unwrap_or(&fault), scene, effects),
         }
     }
 
@@ -118,7 +120,7 @@ impl Flow {
                 let pick = plan.pick(&decision)?;
                 Ok((pick, decision))
             });
-        let charged = charged.map_err(|refusal: Refusal| plan.fault(&refusal, attempt))?;
+        let charged = charged.map_err(|refusal: Refusal| plan.fault(&refusal))?;
         let (prefill, decode) = pods(&charged.decision.target);
         let explained = self.head.explain && knobs.allow_explain;
         Ok(Choice {

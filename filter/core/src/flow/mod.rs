@@ -164,4 +164,13 @@ impl Attempt {
             failure: None,
         }
     }
+
+    /// What the client hears of the failure when there is no further try.
+    fn fault(&self) -> Option<Fault> {
+        let (failure, detail) = self.failure.as_ref()?;
+        Some(Fault::Prefill {
+            failure: *failure,
+            detail: detail.clone(),
+        })
+    }
 }

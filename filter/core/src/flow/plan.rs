@@ -1,6 +1,6 @@
 //! What is known of a request before pods are chosen: model, settings, lengths, prefix matches.
 
-use super::{Attempt, Head};
+use super::Head;
 use crate::config::{RequestHints, resolve};
 use crate::engine::Engine;
 use crate::fleet::ModelFleet;
@@ -180,15 +180,12 @@ impl Plan {
         }
     }
 
-    /// The client's view of a refusal: the failed prefill leg when there was one.
-    pub(super) fn fault(&self, refusal: &Refusal, attempt: &Attempt) -> Fault {
-        match &attempt.failure {
-            Some((failure, detail)) => Fault::Prefill {
-                failure: *failure,
-                detail: detail.clone(),
-            },
-            None if refusal.at_capacity() => Fault::Capacity(self.fleet.name.to_string()),
-            None => self.no_pod(refusal.to_string()),
+    /// The client's view of a refusal.
+    pub(super) fn fault(&self, refusal: &Refusal) -> Fault {
+        if refusal.at_capacity() {
+            Fault::Capacity(self.fleet.name.to_string())
+        } else {
+            self.no_pod(refusal.to_string())
         }
     }
 }

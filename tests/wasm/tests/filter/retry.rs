@@ -248,6 +248,27 @@ fn a_prefill_answer_that_is_no_object_is_a_502() {
 }
 
 #[test]
+fn a_model_that_leaves_during_its_prefill_is_still_a_failed_prefill() {
+    let mut gateway = bare(1, r#"{"prefillRequestTimeout":3}"#);
+    let refused = gateway.send(chat(true));
+    let call = last_pending(&gateway);
+    let late = gateway.send(chat(true));
+    let mut empty = crate::stand::topology(2, &[]);
+    empty["models"] = serde_json::json!([]);
+    push(&mut gateway, &empty).expect(200);
+    gateway.advance(200);
+    gateway.answer(call.id, engine_error(503));
+    gateway.advance(3000);
+    for (flight, status) in [(refused, 503), (late, 504)] {
+        let outcome = gateway.outcome(flight);
+        let marker = outcome.expect(status).header("x-error-pd-prefill");
+        assert_eq!(marker, Some("true"));
+    }
+    gateway.advance(10_000);
+    assert_quiet(&mut gateway, 1);
+}
+
+#[test]
 fn retries_stay_within_their_budget() {
     let mut gateway = bare(1, r#"{"prefillRequestTimeout":600}"#);
     let flights: Vec<_> = (0..10).map(|_| gateway.send(chat(true))).collect();

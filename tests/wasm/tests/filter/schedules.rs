@@ -1,10 +1,11 @@
 //! Random schedules of many requests on several workers, reproducible by their seed.
 
 use crate::stand::{
-    DONE, ERROR, ROLE, TOKEN, assert_quiet, bare, chat, endings, engine_error, last_pending,
-    prefilled, stream_headers,
+    DONE, ERROR, ROLE, TOKEN, assert_quiet, bare, chat, endings, engine_error, last_pending, pod,
+    prefilled, push, stream_headers, topology, two_pairs, variant, with_combined,
 };
-use pd_wasm_tests::{Ending, Flight, Gateway, PluginId, Script};
+use pd_wasm_tests::{Ending, Exchange, Flight, Gateway, Module, PluginId, Script};
+use serde_json::{Value, json};
 
 const WORKERS: usize = 2;
 const REQUESTS: usize = 30;
@@ -138,6 +139,51 @@ impl Schedule {
         self.gateway.respond_data(flight, piece.as_bytes(), end);
     }
 
+    /// The fleet changes: pods and models come and go.
+    fn change_fleet(&mut self, sequence: u64) {
+        let other = json!({"name": "n", "configs": [], "pods": [
+            pod("n-d", "decode", Some("r"), "10.0.7.2:8000"),
+            pod("n-p", "prefill", Some("r"), "10.0.7.1:8000"),
+        ]});
+        let mut next: Value = match self.random.below(4) {
+            0 => with_combined(sequence),
+            1 => topology(sequence, &two_pairs()[..2]),
+            _ => topology(sequence, &two_pairs()),
+        };
+        let models = next["models"].as_array_mut().unwrap();
+        match self.random.below(5) {
+            0 => models.clear(),
+            1 => models[0] = other,
+            _ => models.push(other),
+        }
+        self.gateway.shared().race_next_writes(0);
+        push(&mut self.gateway, &next).expect(200);
+    }
+
+    /// A request of any kind, for a model that may be there.
+    fn send_any(&mut self) {
+        let worker = self.random.below(WORKERS);
+        let model = ["m", "n", "m", "x"][self.random.below(4)];
+        let body = match self.random.below(4) {
+            0 => format!(r#"{{"model":"{model}","prompt":["a","b"]}}"#),
+            1 => "{".to_owned(),
+            _ => format!(r#"{{"model":"{model}","prompt":"a","stream":true}}"#),
+        };
+        let exchange = Exchange::post("/v1/completions", body.clone()).worker(worker);
+        let flight = if self.random.below(3) == 0 {
+            let flight = self.gateway.begin(exchange);
+            self.gateway.body(flight, &body.as_bytes()[..1], false);
+            if self.random.below(3) > 0 {
+                self.gateway.body(flight, &body.as_bytes()[1..], true);
+            }
+            flight
+        } else {
+            self.gateway.send(exchange.chunked(7))
+        };
+        self.flights.push(flight);
+        self.stages.push(0);
+    }
+
     /// Lets everything end and checks what is left.
     fn finish(mut self, seed: u64) {
         self.gateway.shared().race_next_writes(0);
@@ -154,6 +200,8 @@ impl Schedule {
         // Calls of roots that are gone end by their deadlines.
         self.gateway.advance(20_000);
         assert_eq!(self.gateway.drain_old_roots(), 0, "seed {seed}");
+        assert_eq!(self.gateway.drain_old_vms(), 0, "seed {seed}");
+        self.gateway.advance(5000);
         let faults = self.gateway.take_faults();
         assert!(faults.is_empty(), "seed {seed}: {faults:?}");
         for worker in 0..WORKERS {
@@ -203,6 +251,38 @@ fn dead_and_frozen_vms_leave_nothing_either() {
                 schedule.gateway.advance(ms);
                 schedule.gateway.unfreeze_vm(worker);
             }
+        }
+        schedule.finish(seed);
+    }
+}
+
+#[test]
+fn fleets_come_and_go_and_releases_change_under_load() {
+    let modules = [Module::load(&variant("next")), Module::filter()];
+    for seed in 2000..2050 {
+        let mut schedule = Schedule::new(seed);
+        for round in 0..16 {
+            for _ in 0..10 {
+                schedule.step();
+                if schedule.flights.len() < 2 * REQUESTS {
+                    schedule.send_any();
+                }
+            }
+            schedule.change_fleet(round + 2);
+            match round % 8 {
+                3 => {
+                    schedule.gateway.freeze_all(true);
+                    schedule.gateway.advance(10_000);
+                    schedule.gateway.freeze_all(false);
+                }
+                5 => {
+                    let module = &modules[(round / 8) as usize];
+                    schedule.gateway.upgrade(module.clone()).unwrap();
+                    schedule.gateway.advance(300);
+                }
+                _ => {}
+            }
+            schedule.gateway.drain_old_vms();
         }
         schedule.finish(seed);
     }
