@@ -14,6 +14,8 @@ use std::rc::Rc;
 pub struct Control {
     command: Command,
     authorised: bool,
+    /// Bytes of body the host holds.
+    received: usize,
     settings: Rc<Settings>,
 }
 
@@ -50,6 +52,7 @@ impl Control {
         Some(Self {
             command,
             authorised: token::accepted(authorization, tokens),
+            received: 0,
             settings: Rc::clone(settings),
         })
     }
@@ -77,8 +80,14 @@ impl Control {
         Action::Pause
     }
 
+    /// The body ended without saying so.
+    pub fn trailers(&mut self) -> Action {
+        self.body(self.received, true)
+    }
+
     /// Body bytes arrived.
     pub fn body(&mut self, size: usize, end: bool) -> Action {
+        self.received = size;
         let pushes = matches!(self.command, Command::PutTopology | Command::PutSamples);
         if self.authorised && pushes {
             if size > topology::MAX_MESSAGE {

@@ -181,6 +181,9 @@ impl HttpContext for Route {
     }
 
     fn on_http_request_trailers(&mut self, _: usize) -> Action {
+        if let Some(control) = &mut self.control {
+            return control.trailers();
+        }
         if self.body_done || self.flow.is_none() {
             return Action::Continue;
         }
