@@ -1,6 +1,8 @@
 //! Properties of the ledger: whatever VMs do to each other, sums are those of the live charges
 //! once everybody has ticked, and exactly zero when nothing is left.
 
+// The generator needs the system's randomness.
+#![cfg(not(target_family = "wasm"))]
 // Helpers of tests, which clippy only knows by their attribute.
 #![allow(clippy::indexing_slicing, clippy::panic, clippy::unwrap_used)]
 
