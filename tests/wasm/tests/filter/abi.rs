@@ -28,6 +28,7 @@ const IMPORTS: &[&str] = &[
     "env.proxy_http_call",
     "env.proxy_increment_metric",
     "env.proxy_log",
+    "env.proxy_record_metric",
     "env.proxy_register_shared_queue",
     "env.proxy_remove_header_map_value",
     "env.proxy_replace_header_map_value",
