@@ -107,11 +107,13 @@ impl Vm {
                 }
             }
             Effect::Hold => outcome.hold = true,
-            Effect::Orphan(flow) => {
-                if let Some(orphan) = self.flows.orphan(id, *flow) {
-                    self.flows.settle(orphan, clock::now_ms());
+            Effect::Orphan(flow) => match self.flows.orphan(id, *flow) {
+                Some((orphan, true)) => self.flows.settle(orphan, clock::now_ms()),
+                Some((orphan, false)) => {
+                    self.step(orphan, Event::CallFailed, place, &mut Outcome::default());
                 }
-            }
+                None => {}
+            },
             Effect::Count(count) => self.meters.count(count),
             Effect::Note(text) => {
                 if self.at_stream(id, place) {

@@ -110,19 +110,18 @@ impl Registry {
         Some(id)
     }
 
-    /// Adds a flow that takes over the call of another one.
-    pub fn orphan(&mut self, from: FlowId, flow: Flow) -> Option<FlowId> {
+    /// Adds a flow that takes over the call of another one. The second value is false when that
+    /// call has not left: it never will, since its root knows it by the other flow.
+    pub fn orphan(&mut self, from: FlowId, flow: Flow) -> Option<(FlowId, bool)> {
         let entry = self.flows.get_mut(&from)?;
-        let (call, outbox) = (entry.call.take(), entry.outbox.take());
+        entry.outbox = None;
+        let call = entry.call.take();
         let settings = Rc::clone(&entry.settings);
         let id = self.insert(flow, None, settings);
-        if let Some(entry) = self.flows.get_mut(&id) {
-            entry.outbox = outbox;
-        }
         if let Some(token) = call {
             self.called(id, token);
         }
-        Some(id)
+        Some((id, call.is_some()))
     }
 
     /// After an event: forgets an ended flow, else sees to its deadline.

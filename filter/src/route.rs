@@ -210,8 +210,9 @@ impl HttpContext for Route {
             entry.is_some_and(|entry| entry.flow.may_be_held())
         });
         let event_stream = may_stream
-            && stream::response_header("content-type")
-                .is_some_and(|kind| kind.starts_with("text/event-stream"));
+            && stream::response_header("content-type").is_some_and(|kind| is_event_stream(&kind))
+            // Its events cannot be told apart, so none would be let go.
+            && stream::response_header("content-encoding").is_none();
         self.respond(Event::ResponseHeaders {
             status,
             proxy_details: details.as_deref(),
@@ -256,6 +257,12 @@ impl HttpContext for Route {
         let Some(id) = self.flow.take() else { return };
         vm::with(|vm| vm.client_left(id));
     }
+}
+
+/// True for the media type of event streams, with or without parameters.
+fn is_event_stream(content_type: &str) -> bool {
+    let kind = content_type.split(';').next().unwrap_or_default();
+    kind.trim().eq_ignore_ascii_case("text/event-stream")
 }
 
 impl Context for Route {}

@@ -222,7 +222,10 @@ pub fn prefill_passthrough(status: u16, body: &[u8], request_id: &str) -> Reply 
     let body = if serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() {
         body.to_vec()
     } else {
-        let text: String = String::from_utf8_lossy(body).chars().take(256).collect();
+        let mut text: String = String::from_utf8_lossy(body).chars().take(256).collect();
+        if text.trim().is_empty() {
+            text = format!("the prefill engine answered {status} without a message");
+        }
         error_body(status, &text, Some("prefill_failed"), None)
     };
     Reply {
@@ -306,5 +309,11 @@ mod tests {
         let text = prefill_passthrough(500, b"oops", "i");
         assert_eq!(text.status, 500);
         assert!(String::from_utf8(text.body).unwrap().contains("oops"));
+        let nothing = prefill_passthrough(404, b"", "i");
+        assert!(
+            String::from_utf8(nothing.body)
+                .unwrap()
+                .contains("answered 404")
+        );
     }
 }

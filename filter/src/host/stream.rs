@@ -21,9 +21,19 @@ pub fn remove_request_header(name: &str) {
     }
 }
 
-/// Sets a response header.
+/// Sets a response header. The host writes values as they are, and names of pods come from
+/// outside: a line end in one must not begin another header.
 pub fn set_response_header(name: &str, value: &str) {
-    set(MapType::HttpResponseHeaders, name, value);
+    let map = MapType::HttpResponseHeaders;
+    if value.bytes().any(|byte| byte.is_ascii_control()) {
+        set(
+            map,
+            name,
+            &value.replace(|c: char| c.is_ascii_control(), "_"),
+        );
+    } else {
+        set(map, name, value);
+    }
 }
 
 fn set(map: MapType, name: &str, value: &str) {

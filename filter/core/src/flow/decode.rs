@@ -76,7 +76,13 @@ impl Flow {
             }
             Event::ResponseChunk { bytes, end } => {
                 leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
-                let verdict = leg.opening.as_mut().map(|opening| opening.feed(bytes));
+                let verdict = leg
+                    .opening
+                    .as_mut()
+                    .map(|opening| match opening.feed(bytes) {
+                        Verdict::Preamble if end => opening.finish(),
+                        verdict => verdict,
+                    });
                 match verdict {
                     Some(Verdict::Error) => return self.not_taken_over(&leg, scene, effects),
                     Some(Verdict::Preamble) if !end => effects.push(Effect::Hold),

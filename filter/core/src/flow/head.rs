@@ -105,7 +105,7 @@ impl Head {
                 names::HEADER_STRATEGY => head.strategy = non_empty(value),
                 names::HEADER_PROFILE => head.profile = non_empty(value),
                 names::HEADER_REQUEST_ID => head.client_request_id = non_empty(value),
-                "content-type" => head.says_json = value.starts_with("application/json"),
+                "content-type" => head.says_json = is_json(value),
                 names::HEADER_EXPLAIN => head.explain = value.trim() == "true",
                 _ => {
                     if let Some(known) = FORWARDED.iter().find(|known| **known == name) {
@@ -116,6 +116,13 @@ impl Head {
         }
         head
     }
+}
+
+/// True for the one media type `application/json`. A list of types, as the proxy makes of a header
+/// that came twice, is none that engines read.
+fn is_json(value: &str) -> bool {
+    let (kind, parameters) = value.split_once(';').unwrap_or((value, ""));
+    kind.trim().eq_ignore_ascii_case("application/json") && !parameters.contains(',')
 }
 
 /// Trimmed text, `None` when nothing is left.
@@ -139,6 +146,22 @@ mod tests {
         assert_eq!(route("GET", "/v1/models/"), Route::Unknown);
         assert_eq!(route("GET", "/v1/chat/completions"), Route::Unknown);
         assert_eq!(route("PUT", "/v1/models"), Route::Unknown);
+    }
+
+    #[test]
+    fn only_the_one_json_type_says_json() {
+        for (value, says) in [
+            ("application/json", true),
+            ("Application/JSON ; charset=utf-8", true),
+            ("application/json,text/plain", false),
+            ("application/json;a=b,text/plain", false),
+            ("application/jsonlines", false),
+            ("", false),
+        ] {
+            let headers = [("content-type", value.as_bytes())];
+            let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
+            assert_eq!(head.says_json, says, "{value}");
+        }
     }
 
     #[test]

@@ -163,7 +163,10 @@ impl Flow {
             let reply = prefill_passthrough(status, body, &self.request_id);
             return self.answer(reply, "pd_prefill_failure", scene, effects);
         }
-        let detail = "the prefill engine's answer is no JSON object".to_owned();
+        let detail = match failure {
+            PrefillFailure::Status(status) => format!("the prefill engine answered {status}"),
+            _ => "the prefill engine's answer is no JSON object".to_owned(),
+        };
         self.fail(&Fault::Prefill { failure, detail }, scene, effects)
     }
 

@@ -53,6 +53,11 @@ impl Opening {
         self.line.extend_from_slice(rest);
         Verdict::Preamble
     }
+
+    /// The stream is over: what its last line says, which may lack a line end.
+    pub fn finish(&self) -> Verdict {
+        line_verdict(&self.line)
+    }
 }
 
 /// What one line says.
@@ -185,6 +190,14 @@ mod tests {
         assert_eq!(verdict("data: [DONE]\n\n", 5), Verdict::Content);
         assert_eq!(verdict("data: {broken\n\n", 5), Verdict::Content);
         assert_eq!(verdict(&":".repeat(HOLD_LIMIT + 1), 1000), Verdict::Content);
+    }
+
+    #[test]
+    fn a_last_line_counts_without_its_line_end() {
+        let mut opening = Opening::default();
+        assert_eq!(opening.feed(ERROR.trim_end().as_bytes()), Verdict::Preamble);
+        assert_eq!(opening.finish(), Verdict::Error);
+        assert_eq!(Opening::default().finish(), Verdict::Preamble);
     }
 
     #[test]
