@@ -11,6 +11,11 @@ use proxy_wasm::types::BufferType;
 use std::rc::Rc;
 use std::time::Duration;
 
+/// The stream is no longer there to act on.
+const GONE: Event<'static> = Event::Gone {
+    engine_cut: false,
+    unsent: false,
+};
 /// Name of the filter state that access logs show.
 const NOTE: &str = "pd_decision";
 
@@ -67,7 +72,7 @@ impl Vm {
                 let body = self.at_stream(id, place).then(|| self.read_body(id));
                 match body {
                     Some(body) => self.step(id, Event::Body(&body), place, outcome),
-                    None => self.step(id, Event::Gone { engine_cut: false }, place, outcome),
+                    None => self.step(id, GONE, place, outcome),
                 }
             }
             Effect::ProbeBody => {

@@ -274,11 +274,14 @@ impl Vm {
             return;
         };
         entry.context = None;
-        let unsent = entry.outbox.take().is_some();
+        // A call that frees KV goes its way without the stream.
+        let dropped = !entry.flow.is_orphaned() && entry.outbox.take().is_some();
         let details = stream::property(&["response", "code_details"]);
         let engine_cut = details.is_some_and(|details| details.starts_with(UPSTREAM_CUT));
-        self.handle(id, Event::Gone { engine_cut }, Place::Response);
-        if unsent {
+        // The host knows its own end of the connection once the request is on it.
+        let unsent = stream::property(&["upstream", "local_address"]).is_none();
+        self.handle(id, Event::Gone { engine_cut, unsent }, Place::Response);
+        if dropped {
             // Its call never left, so nothing will answer.
             self.handle(id, Event::CallFailed, Place::Response);
         }

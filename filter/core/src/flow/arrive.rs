@@ -78,7 +78,7 @@ impl Flow {
         let choice = self.choose(&plan, &attempt, scene)?;
         effects.push(Effect::Note(note(&choice)));
         if choice.prefill.is_none() {
-            return Ok(self.send_decode(choice, BodyEdit::Keep, false, scene, effects));
+            return Ok(self.send_decode(choice, BodyEdit::Keep, None, scene, effects));
         }
         self.send_prefill(body, &scan, choice, plan, attempt, scene, effects)
     }

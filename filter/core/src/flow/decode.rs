@@ -9,13 +9,16 @@ use crate::reply::Fault;
 use crate::worker::Scene;
 use pd_wire::names;
 
+/// What the proxy says when no connection to the pod came about.
+const NEVER_CONNECTED: &str = "connection_failure";
+
 impl Flow {
     /// Lets the client's request go to the pod that answers it.
     pub(super) fn send_decode(
         &self,
         choice: Choice,
         body: BodyEdit,
-        handed_over: bool,
+        members: Option<Vec<u8>>,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
@@ -35,7 +38,7 @@ impl Flow {
         let idle_ms = choice.knobs.stream_idle_backstop_ms;
         State::Decoding(Decoding {
             choice,
-            handed_over,
+            members,
             idle_ms,
             deadline: scene.now_ms.saturating_add(idle_ms),
             status: None,
@@ -63,12 +66,13 @@ impl Flow {
                 ..
             } => {
                 leg.status = Some(status);
+                let handed_over = leg.members.take().is_some();
                 leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
                 effects.push(Effect::Dress(self.response_headers(&leg.choice)));
                 if end {
                     return self.answered(&leg, scene, effects);
                 }
-                if status == 200 && event_stream && leg.handed_over {
+                if status == 200 && event_stream && handed_over {
                     leg.opening = Some(Opening::default());
                     effects.push(Effect::Hold);
                 }
@@ -95,7 +99,12 @@ impl Flow {
                 }
             }
             Event::Due if scene.now_ms >= leg.deadline => self.silent(&leg, scene, effects),
-            Event::Gone { engine_cut } => {
+            Event::Gone { unsent: true, .. } => {
+                self.client_gone(scene, effects);
+                let pod = leg.choice.decode_pod();
+                self.free_unsent(&leg.choice, pod, leg.members.as_deref(), scene, effects)
+            }
+            Event::Gone { engine_cut, .. } => {
                 Self::release(&leg.choice, scene);
                 if engine_cut {
                     return self.ended("engine_cut", 502, scene, effects);
@@ -126,7 +135,6 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        Self::release(&leg.choice, scene);
         // What follows the first brace is the transport's own text, of any length.
         let cause = details
             .split('{')
@@ -136,7 +144,13 @@ impl Flow {
         let reply = Fault::DecodeUnreachable(cause.to_owned()).reply(Some(&self.request_id));
         let status = reply.status;
         effects.push(Effect::Rewrite(reply));
-        self.ended("pd_decode_failure", status, scene, effects)
+        self.ended("pd_decode_failure", status, scene, effects);
+        // Only a pod of the same roleset is known to reach the prefill pod.
+        let other = details
+            .contains(NEVER_CONNECTED)
+            .then(|| leg.choice.other_decode_pod())
+            .flatten();
+        self.free_unsent(&leg.choice, other, leg.members.as_deref(), scene, effects)
     }
 
     /// The decode engine could not take the KV, and said so after its headers.

@@ -43,5 +43,7 @@ pub enum Event<'a> {
     Gone {
         /// The engine cut its answer, not the client.
         engine_cut: bool,
+        /// The request was never put on a connection to its pod.
+        unsent: bool,
     },
 }

@@ -93,7 +93,7 @@ impl Flow {
     /// True when the response may be held, if it is an event stream.
     #[must_use]
     pub fn may_be_held(&self) -> bool {
-        matches!(&self.state, State::Decoding(decoding) if decoding.handed_over)
+        matches!(&self.state, State::Decoding(decoding) if decoding.members.is_some())
     }
 
     /// True when response chunks must be handed in with their bytes.

@@ -1,9 +1,10 @@
 //! While the prefill leg is out, with its client and without.
 
 use super::plan::index;
-use super::state::{Freeing, Prefilling, State};
+use super::state::{Choice, Freeing, Prefilling, State};
 use super::{BodyEdit, Call, Effect, Event, Flow};
 use crate::engine::vllm::{self, HandOver};
+use crate::fleet::FleetPod;
 use crate::meters::{Count, Meter};
 use crate::prefix::model_hash;
 use crate::reply::{Fault, PrefillFailure, prefill_passthrough};
@@ -44,7 +45,7 @@ impl Flow {
         effects: &mut Vec<Effect>,
     ) -> State {
         Self::leave_retry(&leg, scene);
-        let (edit, handed_over) = match hand_over(&leg, body) {
+        let (edit, members) = match hand_over(&leg, body) {
             HandOver::Members(members) => {
                 let mut bytes = leg.lead.clone();
                 bytes.extend_from_slice(&members);
@@ -54,7 +55,7 @@ impl Flow {
                         replace: leg.lead.len(),
                         bytes,
                     },
-                    true,
+                    Some(members),
                 )
             }
             HandOver::Unusable(reason) => {
@@ -65,7 +66,7 @@ impl Flow {
                 effects.push(Effect::Warn(format!(
                     "the decode pod computes the prompt: {reason}"
                 )));
-                (BodyEdit::Keep, false)
+                (BodyEdit::Keep, None)
             }
             HandOver::NotAnObject => {
                 return self.prefill_refused(
@@ -90,7 +91,7 @@ impl Flow {
                 .word("status", "pd-prefill-request-success")
                 .code(200),
         ));
-        self.send_decode(leg.choice, edit, handed_over, scene, effects)
+        self.send_decode(leg.choice, edit, members, scene, effects)
     }
 
     /// Nothing came in time. The call may still be answered: an orphan takes it over, with the
@@ -213,8 +214,7 @@ impl Flow {
     /// A flow that waits for the leg's end alone; `None` when there are too many, and then the
     /// charges are given back at once.
     fn orphan(&self, mut leg: Prefilling, scene: &mut Scene<'_>) -> Option<Self> {
-        let limit = usize::try_from(scene.config.knobs.max_orphans).unwrap_or(usize::MAX);
-        if scene.worker.orphans >= limit {
+        if !Self::orphan_allowed(scene) {
             Self::release(&leg.choice, scene);
             return None;
         }
@@ -245,19 +245,7 @@ impl Flow {
                 if let (HandOver::Members(members), Some(pod)) =
                     (hand_over(&leg, body), leg.choice.decode_pod())
                 {
-                    let model = &leg.choice.fleet.name;
-                    let id = scene.worker.ids.request_id();
-                    effects.push(Effect::Call(Call {
-                        address: pod.address.clone(),
-                        path: self.head.path.clone(),
-                        headers: self.leg_headers(&id),
-                        body: vllm::release_body(model, &members, self.head.endpoint),
-                        timeout_ms: ORPHAN_GRACE_MS,
-                    }));
-                    return State::Freeing(Freeing {
-                        charge: leg.choice.charge,
-                        deadline: scene.now_ms.saturating_add(2 * ORPHAN_GRACE_MS),
-                    });
+                    return self.free(&leg.choice, pod, &members, scene, effects);
                 }
                 self.laid_to_rest(leg.choice.charge, "nothing_held", scene, effects)
             }
@@ -269,6 +257,55 @@ impl Flow {
             }
             _ => State::Orphaned(leg),
         }
+    }
+
+    /// Asks a decode pod to have the prefill pod free what `members` names; the charges stay
+    /// until it is answered.
+    pub(super) fn free(
+        &self,
+        choice: &Choice,
+        pod: &FleetPod,
+        members: &[u8],
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        let id = scene.worker.ids.request_id();
+        effects.push(Effect::Call(Call {
+            address: pod.address.clone(),
+            path: self.head.path.clone(),
+            headers: self.leg_headers(&id),
+            body: vllm::release_body(&choice.fleet.name, members, self.head.endpoint),
+            timeout_ms: ORPHAN_GRACE_MS,
+        }));
+        State::Freeing(Freeing {
+            charge: choice.charge,
+            deadline: scene.now_ms.saturating_add(2 * ORPHAN_GRACE_MS),
+        })
+    }
+
+    /// The decode leg never reached an engine, and its request is over: has the KV freed through
+    /// `pod`, as an orphan. Nothing is freed twice or while it is read, since no engine was told of
+    /// it.
+    pub(super) fn free_unsent(
+        &self,
+        choice: &Choice,
+        pod: Option<&FleetPod>,
+        members: Option<&[u8]>,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        let (Some(pod), Some(members), true) = (pod, members, Self::orphan_allowed(scene)) else {
+            Self::release(choice, scene);
+            return State::Ended;
+        };
+        scene.worker.orphans = scene.worker.orphans.saturating_add(1);
+        self.free(choice, pod, members, scene, effects)
+    }
+
+    /// May one more flow outlive its client's stream?
+    fn orphan_allowed(scene: &Scene<'_>) -> bool {
+        let limit = usize::try_from(scene.config.knobs.max_orphans).unwrap_or(usize::MAX);
+        scene.worker.orphans < limit
     }
 
     /// The call that frees an orphan's KV is out. Its refusal is what was asked for.

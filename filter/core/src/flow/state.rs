@@ -75,8 +75,8 @@ pub(super) struct Prefilling {
 #[derive(Debug)]
 pub(super) struct Decoding {
     pub(super) choice: Choice,
-    /// The decode pod was given a KV reference.
-    pub(super) handed_over: bool,
+    /// The KV reference given to the decode pod, as a member of its body, until it answers.
+    pub(super) members: Option<Vec<u8>>,
     /// Longest silence allowed, in ms, and when it ends.
     pub(super) idle_ms: u64,
     pub(super) deadline: u64,
@@ -118,5 +118,15 @@ impl Choice {
 
     pub(super) fn prefill_pod(&self) -> Option<&FleetPod> {
         self.fleet.pod(self.prefill?)
+    }
+
+    /// Another decode pod of the pair's roleset.
+    pub(super) fn other_decode_pod(&self) -> Option<&FleetPod> {
+        let set = self.fleet.rolesets.iter().find(|set| {
+            set.decode.contains(&self.decode)
+                && self.prefill.is_some_and(|pod| set.prefill.contains(&pod))
+        })?;
+        let other = set.decode.iter().find(|pod| **pod != self.decode)?;
+        self.fleet.pod(*other)
     }
 }

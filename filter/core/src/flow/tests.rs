@@ -12,6 +12,11 @@ const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hi"}]
 const STREAM: &[u8] = br#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 const HANDED_OVER: &[u8] = br#"{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"10.0.0.1","remote_port":15601}}"#;
 
+const GONE: Event<'static> = Event::Gone {
+    engine_cut: false,
+    unsent: false,
+};
+
 /// A VM with a store, a clock and a snapshot.
 struct Stage {
     store: MemoryStore,
@@ -349,7 +354,7 @@ fn a_late_prefill_goes_on_as_an_orphan_while_the_request_is_tried_elsewhere() {
             body: HANDED_OVER,
         },
     );
-    stage.on(&mut flow, Event::Gone { engine_cut: false });
+    stage.on(&mut flow, GONE);
     stage.assert_at_rest();
 }
 
@@ -376,7 +381,7 @@ fn a_client_that_leaves_during_prefill_ends_its_charges_with_the_work() {
         let mut stage = Stage::new(1, "");
         let mut flow = stage.flow();
         stage.on(&mut flow, Event::Body(CHAT));
-        let effects = stage.on(&mut flow, Event::Gone { engine_cut: false });
+        let effects = stage.on(&mut flow, GONE);
         assert_eq!(endings(&effects), 1);
         assert!(flow.is_orphaned());
         assert_eq!(stage.charged().prefill_requests, 1);
@@ -412,7 +417,7 @@ fn a_request_waits_for_the_first_snapshot_a_bounded_time() {
     assert!(has(&effects, |effect| matches!(effect, Effect::ReadBody)));
     let effects = stage.on(&mut flow, Event::Body(CHAT));
     call(&effects);
-    stage.on(&mut flow, Event::Gone { engine_cut: false });
+    stage.on(&mut flow, GONE);
     stage.on(&mut flow, Event::CallFailed);
     stage.assert_at_rest();
 }
@@ -535,6 +540,80 @@ fn what_cannot_hand_kv_over_goes_in_one_leg() {
         (sent.address.as_str(), &sent.body),
         ("10.0.0.2:8000", &BodyEdit::Keep)
     );
-    stage.on(&mut flow, Event::Gone { engine_cut: false });
+    stage.on(&mut flow, GONE);
     stage.assert_at_rest();
+}
+
+#[test]
+fn kv_is_freed_when_the_decode_leg_never_reached_its_pod() {
+    let refused = Event::ResponseHeaders {
+        status: 503,
+        proxy_details: Some("upstream_reset_before_response_started{remote_connection_failure}"),
+        event_stream: false,
+        end: false,
+    };
+    let cut = Event::ResponseHeaders {
+        status: 503,
+        proxy_details: Some("upstream_reset_before_response_started{connection_termination}"),
+        event_stream: false,
+        end: false,
+    };
+    let left = |unsent| Event::Gone {
+        engine_cut: false,
+        unsent,
+    };
+    // The client left: the charged pod frees. It refused: another one of its roleset, if any.
+    for (decode_pods, event, freed_by) in [
+        (1, left(true), Some("10.0.0.2:8000")),
+        (1, left(false), None),
+        (1, refused, None),
+        (2, refused, Some("10.0.0.2:")),
+        (2, cut, None),
+    ] {
+        let mut served =
+            model("m").pod(pod("ns/p0").prefill().roleset("r").address("10.0.0.1:8000"));
+        for n in 0..decode_pods {
+            let decode = pod(&format!("ns/d{n}")).decode().roleset("r");
+            served = served.pod(decode.address(&format!("10.0.0.2:{}", 8000 + n)));
+        }
+        let mut stage = Stage::empty("");
+        let bytes = topology(1, 1).model(served).json();
+        accept_topology(&stage.store, &bytes, 0).unwrap();
+        let mut flow = stage.flow();
+        stage.on(&mut flow, Event::Body(CHAT));
+        let sent = stage.on(
+            &mut flow,
+            Event::CallReply {
+                status: 200,
+                body: HANDED_OVER,
+            },
+        );
+        let effects = stage.on(&mut flow, event);
+        assert_eq!(endings(&effects), 1);
+        assert_eq!(
+            has(&effects, |effect| matches!(effect, Effect::Call(_))),
+            freed_by.is_some()
+        );
+        if let Some(address) = freed_by {
+            let freeing = call(&effects);
+            assert!(freeing.address.starts_with(address));
+            let refused = freeing.address != leg(&sent).address;
+            assert_eq!(refused, decode_pods == 2);
+            assert!(String::from_utf8_lossy(&freeing.body).contains("\"temperature\":-1"));
+            assert!(stage.charged().kv_tokens > 0);
+            // The stream's own end does not disturb it.
+            stage.on(&mut flow, left(true));
+            assert!(flow.is_orphaned());
+            let effects = stage.on(
+                &mut flow,
+                Event::CallReply {
+                    status: 400,
+                    body: b"{}",
+                },
+            );
+            assert_eq!(endings(&effects), 0);
+        }
+        assert!(flow.is_ended());
+        stage.assert_at_rest();
+    }
 }
