@@ -5,6 +5,7 @@ use crate::registry::FlowId;
 use crate::vm::Vm;
 use pd_core::flow::{BodyEdit, Call, Effect, Event, Leg};
 use pd_core::reply::Reply;
+use pd_core::request::patch::Prefix;
 use pd_wire::names;
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::BufferType;
@@ -225,7 +226,7 @@ impl Vm {
         let size = self.flows.get_mut(id).map_or(0, |entry| entry.body_len);
         let length = match &leg.body {
             BodyEdit::Keep => size,
-            BodyEdit::Prefix { replace, bytes } => {
+            BodyEdit::Prefix(Prefix { replace, bytes }) => {
                 self.replace_prefix(size, *replace, bytes);
                 size.saturating_sub(*replace).saturating_add(bytes.len())
             }

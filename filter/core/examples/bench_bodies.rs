@@ -12,7 +12,7 @@ use pd_core::engine::vllm::prefill_edits;
 use pd_core::ledger::PodKey;
 use pd_core::port::{Cas, SharedStore, StoreError, Stored};
 use pd_core::prefix::{Chain, PrefixIndex, chain};
-use pd_core::request::patch::{build, prefix};
+use pd_core::request::patch::{Lead, build};
 use pd_core::request::{Endpoint, scan};
 use pd_wire::knobs::KvConnector;
 use std::cell::{Cell, RefCell};
@@ -125,7 +125,7 @@ fn main() {
         );
         print(
             "prefix",
-            measure(|| prefix(black_box(body), &scanned, b"\"a\":{}")),
+            measure(|| Lead::of(black_box(body), &scanned).with(b"\"a\":{}")),
         );
         print(
             "hash",

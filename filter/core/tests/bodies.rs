@@ -45,9 +45,9 @@ fn check(case: &Case) {
     let HandOver::Members(members) = vllm::hand_over(REPLY, KvConnector::Shfs, "10.1.2.3") else {
         panic!("usable");
     };
-    let prefix = patch::prefix(body, &scanned, &members);
+    let prefix = patch::Lead::of(body, &scanned).with(&members);
     let mut decode = prefix.bytes;
-    decode.extend_from_slice(body.get(prefix.replace.end..).unwrap());
+    decode.extend_from_slice(body.get(prefix.replace..).unwrap());
     #[cfg(not(target_family = "wasm"))]
     if std::env::var_os("UPDATE_SNAPSHOTS").is_some() {
         disk::write(&format!("{name}.prefill.snap"), &prefill);

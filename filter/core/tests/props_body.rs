@@ -269,9 +269,9 @@ proptest! {
         let body = text.as_bytes();
         let scanned = scan(Endpoint::Chat, body).unwrap();
         let set = [Edit::Set(Member::Rid, Cow::Borrowed(b"\"r\"".as_slice()))];
-        let prefix = patch::prefix(body, &scanned, b"\"rid\":\"r\"");
+        let prefix = patch::Lead::of(body, &scanned).with(b"\"rid\":\"r\"");
         let mut out = prefix.bytes;
-        out.extend_from_slice(&body[prefix.replace.end..]);
+        out.extend_from_slice(&body[prefix.replace..]);
         prop_assert_eq!(out, patch::build(body, &scanned, &set));
     }
 

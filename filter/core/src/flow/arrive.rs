@@ -193,7 +193,7 @@ impl Flow {
         Ok(State::Prefilling(Prefilling {
             choice,
             connector,
-            lead: body.get(..scan.open).unwrap_or_default().to_vec(),
+            lead: patch::Lead::of(body, scan),
             chain: plan.chain,
             timeout_ms,
             deadline: scene.now_ms.saturating_add(timeout_ms),

@@ -3,6 +3,7 @@
 use super::Flow;
 use crate::meters::Count;
 use crate::reply::Reply;
+use crate::request::patch::Prefix;
 
 /// One thing to do.
 #[derive(Debug)]
@@ -68,11 +69,6 @@ pub struct Leg {
 pub enum BodyEdit {
     /// None.
     Keep,
-    /// Bytes `0..replace` become `bytes`.
-    Prefix {
-        /// How many bytes go.
-        replace: usize,
-        /// What comes instead.
-        bytes: Vec<u8>,
-    },
+    /// New members first, everything else as it is.
+    Prefix(Prefix),
 }

@@ -35,13 +35,9 @@ const ONE_LEG: [&str; 8] = [
 pub fn route<'a>(method: &str, path: &'a str) -> Route<'a> {
     let path = path.split_once('?').map_or(path, |(path, _)| path);
     match method {
-        "POST" => match path {
-            "/v1/chat/completions" => Route::Inference(Endpoint::Chat),
-            "/v1/completions" => Route::Inference(Endpoint::Completions),
-            "/v1/responses" => Route::Inference(Endpoint::Responses),
-            "/v1/messages" => Route::Inference(Endpoint::Messages),
-            _ if ONE_LEG.contains(&path) => Route::Inference(Endpoint::Other),
-            _ => Route::Unknown,
+        "POST" => match Endpoint::of_path(path) {
+            Endpoint::Other if !ONE_LEG.contains(&path) => Route::Unknown,
+            endpoint => Route::Inference(endpoint),
         },
         "GET" => match path {
             "/v1/models" => Route::Models,

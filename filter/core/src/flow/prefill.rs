@@ -47,16 +47,7 @@ impl Flow {
         Self::leave_retry(&leg, scene);
         let (edit, members) = match hand_over(&leg, body) {
             HandOver::Members(members) => {
-                let mut bytes = leg.lead.clone();
-                bytes.extend_from_slice(&members);
-                bytes.push(b',');
-                (
-                    BodyEdit::Prefix {
-                        replace: leg.lead.len(),
-                        bytes,
-                    },
-                    Some(members),
-                )
+                (BodyEdit::Prefix(leg.lead.with(&members)), Some(members))
             }
             HandOver::Unusable(reason) => {
                 effects.push(Effect::Count(

@@ -5,6 +5,7 @@ use super::sse::Opening;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::ChargeId;
 use crate::prefix::Chain;
+use crate::request::patch::Lead;
 use pd_wire::knobs::{Knobs, KvConnector};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -62,7 +63,7 @@ pub(super) struct Prefilling {
     pub(super) choice: Choice,
     pub(super) connector: KvConnector,
     /// The client's body up to and including its `{`.
-    pub(super) lead: Vec<u8>,
+    pub(super) lead: Lead,
     /// Prompt blocks, learnt when the leg succeeds.
     pub(super) chain: Option<Chain>,
     /// The timeout in force, in ms, and when it ends.

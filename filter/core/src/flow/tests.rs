@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Config;
 use crate::fleet::accept_topology;
 use crate::reply::Reply;
-use crate::request::Endpoint;
+use crate::request::{Endpoint, patch};
 use crate::testkit::{MemoryStore, model, pod, topology};
 use pd_wire::control::Charged;
 
@@ -180,7 +180,7 @@ fn a_pair_is_charged_prefilled_handed_over_and_given_back() {
     );
     let decode = leg(&effects);
     assert_eq!(decode.address, "10.0.0.2:8000");
-    let BodyEdit::Prefix { replace: 1, bytes } = &decode.body else {
+    let BodyEdit::Prefix(patch::Prefix { replace: 1, bytes }) = &decode.body else {
         panic!("a prefix edit")
     };
     assert!(bytes.starts_with(br#"{"kv_transfer_params":{"do_remote_prefill":true"#));

@@ -25,29 +25,47 @@ impl Edit<'_> {
     }
 }
 
-/// New members at the front of a body: a replacement of its first bytes.
+/// A change of a body's first bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prefix {
-    /// The bytes to replace, beginning at 0.
-    pub replace: Range<usize>,
+    /// How many bytes go.
+    pub replace: usize,
     /// What stands there instead.
     pub bytes: Vec<u8>,
 }
 
-/// Puts `members` first in a body without touching the rest, whatever its size.
-///
-/// `members` is the text of one or more members that the body does not have, such as
-/// `"a":1,"b":2`.
-pub fn prefix(body: &[u8], scan: &Scan, members: &[u8]) -> Prefix {
-    let comma: &[u8] = if scan.is_empty() || members.is_empty() {
-        b""
-    } else {
-        b","
-    };
-    let bytes = [body.get(..scan.open).unwrap_or_default(), members, comma].concat();
-    Prefix {
-        replace: 0..scan.open,
-        bytes,
+/// The beginning of a body up to and with its `{`: all that is needed to put members first later,
+/// when the body itself is no longer at hand.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lead {
+    bytes: Vec<u8>,
+    /// Nothing follows the `{` but its `}`.
+    is_empty: bool,
+}
+
+impl Lead {
+    /// The beginning of `body`.
+    #[must_use]
+    pub fn of(body: &[u8], scan: &Scan) -> Self {
+        Self {
+            bytes: body.get(..scan.open).unwrap_or_default().to_vec(),
+            is_empty: scan.is_empty(),
+        }
+    }
+
+    /// Puts `members` first without touching the rest, whatever its size. `members` is the text
+    /// of one or more members that the body does not have, such as `"a":1,"b":2`.
+    #[must_use]
+    pub fn with(&self, members: &[u8]) -> Prefix {
+        let comma: &[u8] = if self.is_empty || members.is_empty() {
+            b""
+        } else {
+            b","
+        };
+        Prefix {
+            replace: self.bytes.len(),
+            bytes: [&self.bytes, members, comma].concat(),
+        }
     }
 }
 

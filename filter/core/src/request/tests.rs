@@ -1,4 +1,4 @@
-use super::patch::{Edit, build, prefix};
+use super::patch::{Edit, Lead, build};
 use super::*;
 use std::borrow::Cow;
 
@@ -291,8 +291,8 @@ fn the_last_of_several_edits_counts_and_an_emptied_body_takes_no_comma() {
 fn a_prefix_replaces_everything_up_to_the_first_member() {
     let body = b" \n{ \"model\":\"m\"}";
     let scanned = scan(Endpoint::Chat, body).unwrap();
-    let front = prefix(body, &scanned, b"\"a\":1");
-    assert_eq!(front.replace, 0..3);
+    let front = Lead::of(body, &scanned).with(b"\"a\":1");
+    assert_eq!(front.replace, 3);
     assert_eq!(front.bytes, b" \n{\"a\":1,");
 }
 
