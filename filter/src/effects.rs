@@ -2,6 +2,7 @@
 
 use crate::host::{clock, raw, stream};
 use crate::registry::FlowId;
+use crate::root::TICK_MS;
 use crate::vm::Vm;
 use pd_core::flow::{BodyEdit, Call, Effect, Event, Leg};
 use pd_core::reply::Reply;
@@ -57,7 +58,12 @@ impl Vm {
             return;
         };
         let settings = Rc::clone(&entry.settings);
-        let now_ms = clock::now_ms();
+        let now_ms = match event {
+            // Every token of every stream: what the tick knew is exact enough for a deadline that
+            // only has to lie behind the real one.
+            Event::ResponseChunk { .. } => self.ticked_at.saturating_add(TICK_MS),
+            _ => clock::now_ms(),
+        };
         let scene = &mut Self::scene(&mut self.worker, &settings, now_ms);
         let effects = entry.flow.on(event, scene);
         for effect in effects {

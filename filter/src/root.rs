@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Period of the root's tick, in ms: the grain of every timer.
-const TICK_MS: u64 = 100;
+pub const TICK_MS: u64 = 100;
 /// How much earlier than a period after the last one a tick may come and count, in ms.
 const TICK_SLACK_MS: u64 = 10;
 /// How often expired charges are looked for, in ms.

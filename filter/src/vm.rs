@@ -1,6 +1,6 @@
 //! The one state of this VM, which all its roots and streams share.
 
-use crate::host::{meter::Meters, store::SharedData};
+use crate::host::{clock, meter::Meters, store::SharedData};
 use crate::registry::Registry;
 use crate::root::Settings;
 use pd_core::worker::{Scene, Worker};
@@ -56,10 +56,7 @@ impl Vm {
         let mut seed = [0; 32];
         if getrandom::fill(&mut seed).is_err() {
             // Ids only have to differ between VMs; the clock does for a host without randomness.
-            for (place, byte) in seed
-                .iter_mut()
-                .zip(crate::host::clock::now_ms().to_le_bytes())
-            {
+            for (place, byte) in seed.iter_mut().zip(clock::now_ms().to_le_bytes()) {
                 *place = byte;
             }
         }
@@ -71,7 +68,7 @@ impl Vm {
             replaces_prefix: true,
             stale: false,
             warned: 0,
-            ticked_at: 0,
+            ticked_at: clock::now_ms(),
             swept_at: 0,
         }
     }
