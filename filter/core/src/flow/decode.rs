@@ -10,7 +10,7 @@ use crate::worker::Scene;
 use pd_wire::names;
 
 /// What the proxy says when no connection to the pod came about.
-const NEVER_CONNECTED: &str = "connection_failure";
+const NEVER_CONNECTED: [&str; 2] = ["connection_failure", "connection_timeout"];
 
 impl Flow {
     /// Lets the client's request go to the pod that answers it.
@@ -101,7 +101,8 @@ impl Flow {
             Event::Due if scene.now_ms >= leg.deadline => self.silent(&leg, scene, effects),
             Event::Gone { unsent: true, .. } => {
                 self.client_gone(scene, effects);
-                let pod = leg.choice.decode_pod();
+                // The charged pod may be slow to connect to.
+                let pod = leg.choice.other_decode_pod().or(leg.choice.decode_pod());
                 self.free_unsent(&leg.choice, pod, leg.members.as_deref(), scene, effects)
             }
             Event::Gone { engine_cut, .. } => {
@@ -146,10 +147,8 @@ impl Flow {
         effects.push(Effect::Rewrite(reply));
         self.ended("pd_decode_failure", status, scene, effects);
         // Only a pod of the same roleset is known to reach the prefill pod.
-        let other = details
-            .contains(NEVER_CONNECTED)
-            .then(|| leg.choice.other_decode_pod())
-            .flatten();
+        let never = NEVER_CONNECTED.iter().any(|words| details.contains(words));
+        let other = leg.choice.other_decode_pod().filter(|_| never);
         self.free_unsent(&leg.choice, other, leg.members.as_deref(), scene, effects)
     }
 

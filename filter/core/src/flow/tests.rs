@@ -552,6 +552,12 @@ fn kv_is_freed_when_the_decode_leg_never_reached_its_pod() {
         event_stream: false,
         end: false,
     };
+    let timed_out = Event::ResponseHeaders {
+        status: 503,
+        proxy_details: Some("upstream_reset_before_response_started{connection_timeout}"),
+        event_stream: false,
+        end: false,
+    };
     let cut = Event::ResponseHeaders {
         status: 503,
         proxy_details: Some("upstream_reset_before_response_started{connection_termination}"),
@@ -562,12 +568,14 @@ fn kv_is_freed_when_the_decode_leg_never_reached_its_pod() {
         engine_cut: false,
         unsent,
     };
-    // The client left: the charged pod frees. It refused: another one of its roleset, if any.
+    // The client left: any pod of the roleset frees. It refused: another one, if any.
     for (decode_pods, event, freed_by) in [
         (1, left(true), Some("10.0.0.2:8000")),
         (1, left(false), None),
         (1, refused, None),
+        (2, left(true), Some("10.0.0.2:")),
         (2, refused, Some("10.0.0.2:")),
+        (2, timed_out, Some("10.0.0.2:")),
         (2, cut, None),
     ] {
         let mut served =

@@ -59,14 +59,11 @@ pub(crate) fn computed(stream: &Stream, path: &str) -> Option<Vec<u8>> {
             .code_details
             .as_ref()
             .map(|details| details.clone().into_bytes()),
-        // The proxy's own end of the connection its request went out on. Every upstream here
-        // takes connections at once.
-        "upstream.local_address" => stream
-            .seen
-            .borrow()
-            .upstream
-            .as_ref()
-            .map(|_| b"127.0.0.1:50000".to_vec()),
+        // Envoy knows its own end of the connection once the request is on it.
+        "upstream.local_address" => {
+            let sent = stream.seen.borrow().upstream.is_some();
+            sent.then(|| b"10.255.0.1:40000".to_vec())
+        }
         "connection.id" | "connection_id" => Some(stream.connection_id.to_le_bytes().to_vec()),
         _ => None,
     }
