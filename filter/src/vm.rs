@@ -6,8 +6,9 @@ use crate::root::Settings;
 use pd_core::worker::{Scene, Worker};
 use std::cell::RefCell;
 
-/// Heap a VM takes at its start, in bytes.
-const HEAP_AT_START: usize = 512 << 10;
+/// Heap a VM takes at its start, in bytes: somewhat more than storms of small requests were seen
+/// to come to.
+const HEAP_AT_START: usize = 3 << 20;
 /// Flows a VM has room for from its start.
 const FLOWS_AT_START: usize = 256;
 /// Most warnings between two ticks; more of the same tell nothing new.
