@@ -6,7 +6,6 @@
 
 use super::marks::blocks_at;
 use crate::ledger::PodKey;
-use crate::port::Stored;
 use xxhash_rust::xxh64::xxh64;
 
 /// Most blocks of a prompt that are hashed; a longer prompt is judged by its beginning (2 MB at
@@ -22,8 +21,6 @@ pub struct Chain {
     hashes: Vec<u64>,
     /// Where learning may begin, for pods whose first nodes need no write.
     pub(super) starts: Vec<(PodKey, Place)>,
-    /// The set the lookup read last, for learning to write upon.
-    pub(super) read: Option<(u64, Stored)>,
 }
 
 /// A place on the path of a prompt through the index.

@@ -31,7 +31,7 @@ const MAX_SETS: u64 = 1 << 16;
 /// last node, where the latest stays.
 const MAX_DEPTH: usize = 8;
 /// Attempts to write one node.
-const TRIES: usize = 3;
+const TRIES: usize = 2;
 
 /// Where the index lives and how long it remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,17 +80,14 @@ impl PrefixIndex {
         let mut found: Option<Found> = None;
         let mut place = Place::default();
         let mut key = SetKey::default();
-        let mut last_read = None;
         while place.depth < MAX_DEPTH {
             let hashes = chain.hashes().get(place.mark..).unwrap_or_default();
             let Some(node_key) = hashes.first().map(|hash| hash ^ model_hash) else {
                 break;
             };
-            let set = self.set(node_key);
-            let Some(stored) = store.get(key.of(set)) else {
+            let Some(stored) = store.get(key.of(self.set(node_key))) else {
                 break;
             };
-            let (_, stored) = last_read.insert((set, stored));
             let Some(node) = Node::find(&stored.bytes, node_key) else {
                 break;
             };
@@ -116,7 +113,6 @@ impl PrefixIndex {
             place = next;
         }
         chain.starts.clear();
-        chain.read = last_read;
         let Some(found) = found else {
             return;
         };
@@ -140,7 +136,6 @@ impl PrefixIndex {
         pod: PodKey,
         now_ms: u64,
     ) {
-        let mut known = chain.read.as_ref();
         let start = chain.starts.iter().find(|(other, _)| *other == pod);
         let mut place = start.map_or_else(Place::default, |(_, place)| *place);
         let age = self.age(now_ms);
@@ -150,21 +145,17 @@ impl PrefixIndex {
             let Some(node_key) = hashes.first().map(|hash| hash ^ model_hash) else {
                 return;
             };
-            let set = self.set(node_key);
-            let key = key.of(set);
+            let key = key.of(self.set(node_key));
             let mut done = 0;
             for _ in 0..TRIES {
-                // What the lookup read last is most often what is written first.
-                let read = known.take().filter(|(read, _)| *read == set);
-                let fresh = if read.is_none() { store.get(key) } else { None };
-                let stored = read.map(|(_, stored)| stored).or(fresh.as_ref());
-                let record = stored.map_or(&[][..], |stored| &stored.bytes);
+                let stored = store.get(key);
+                let record = stored.as_ref().map_or(&[][..], |stored| &stored.bytes);
                 let lesson = learned(record, node_key, hashes, place.is_last(), pod, age);
                 done = lesson.1;
                 let Some(record) = lesson.0 else {
                     break;
                 };
-                let written = match stored {
+                let written = match &stored {
                     Some(stored) => store.swap(key, &record, stored.cas),
                     None => store.create(key, &record),
                 };
