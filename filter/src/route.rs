@@ -83,12 +83,7 @@ impl Route {
             return Action::Continue;
         };
         let body = stream::read(BufferType::HttpRequestBody, 0, size);
-        let outcome = vm::with(|vm| {
-            if let Some(entry) = vm.flows.get_mut(id) {
-                entry.body_len = size;
-            }
-            vm.handle(id, Event::Body(&body), Place::Request)
-        });
+        let outcome = vm::with(|vm| vm.handle(id, Event::Body(&body), Place::Request));
         if outcome.sent {
             Action::Continue
         } else {
@@ -116,19 +111,19 @@ impl Route {
     }
 
     /// Requests that the filter answers from what it knows.
-    fn answer_locally(&self, route: flow::Route<'_>) -> Option<()> {
+    fn answer_locally(route: flow::Route<'_>) {
         let reply = vm::with(|vm| {
             vm.worker.fleet.refresh(&crate::host::store::SharedData);
             match route {
-                flow::Route::Models => Some(models::list(&vm.worker.fleet)),
-                flow::Route::Model(id) => Some(models::one(&vm.worker.fleet, id)),
-                flow::Route::Ready => Some(models::readiness(&vm.worker.fleet)),
-                flow::Route::Unknown => Some(Fault::Path.reply(Some(&vm.worker.ids.request_id()))),
-                flow::Route::Inference(_) => None,
+                flow::Route::Models => models::list(&vm.worker.fleet),
+                flow::Route::Model(id) => models::one(&vm.worker.fleet, id),
+                flow::Route::Ready => models::readiness(&vm.worker.fleet),
+                flow::Route::Unknown | flow::Route::Inference(_) => {
+                    Fault::Path.reply(Some(&vm.worker.ids.request_id()))
+                }
             }
-        })?;
+        });
         answer(&reply);
-        Some(())
     }
 }
 
@@ -151,7 +146,7 @@ impl HttpContext for Route {
         }
         let route = flow::route(method, path);
         let flow::Route::Inference(endpoint) = route else {
-            self.answer_locally(route);
+            Self::answer_locally(route);
             return Action::Pause;
         };
         let head = Head::read(path, endpoint, headers.iter());
@@ -165,14 +160,12 @@ impl HttpContext for Route {
         if let Some(control) = &mut self.control {
             return control.body(size, end);
         }
-        vm::with(|vm| vm.bodies_seen = true);
-        if let Some(id) = self.flow {
-            vm::with(|vm| {
-                if let Some(entry) = vm.flows.get_mut(id) {
-                    entry.body_len = size;
-                }
-            });
-        }
+        vm::with(|vm| {
+            vm.bodies_seen = true;
+            if let Some(entry) = self.flow.and_then(|id| vm.flows.get_mut(id)) {
+                entry.body_len = size;
+            }
+        });
         if end {
             self.body_complete(size)
         } else {

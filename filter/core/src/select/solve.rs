@@ -35,6 +35,21 @@ impl Side {
         }
     }
 
+    /// Takes a pod whose score is a number, and counts one whose score is none.
+    fn judge(
+        &mut self,
+        query: &Query<'_>,
+        roleset: u16,
+        scored: Scored,
+        explanation: &mut Explanation,
+    ) {
+        if scored.score.is_finite() {
+            self.take(query, roleset, scored);
+        } else {
+            explanation.ineligible = explanation.ineligible.saturating_add(1);
+        }
+    }
+
     /// Takes a pod; candidates of one roleset come one after the other.
     fn take(&mut self, query: &Query<'_>, roleset: u16, scored: Scored) {
         self.largest.take(scored.score);
@@ -91,18 +106,8 @@ pub(super) fn prefill(query: &Query<'_>, problem: &Problem, explanation: &mut Ex
             continue;
         }
         let score = prefill::score(policy, &candidate.load, &batch, &weights);
-        if score.is_finite() {
-            side.take(
-                query,
-                candidate.roleset,
-                Scored {
-                    pod: candidate.pod,
-                    score,
-                },
-            );
-        } else {
-            explanation.ineligible = explanation.ineligible.saturating_add(1);
-        }
+        let pod = candidate.pod;
+        side.judge(query, candidate.roleset, Scored { pod, score }, explanation);
     }
     side
 }
@@ -123,18 +128,8 @@ pub(super) fn decode(
     let mut side = Side::new(Largest::decode(), candidates.len());
     for candidate in candidates {
         let score = decode::score(policy, &candidate.load, &batch, &weights);
-        if score.is_finite() {
-            side.take(
-                query,
-                candidate.roleset,
-                Scored {
-                    pod: candidate.pod,
-                    score,
-                },
-            );
-        } else {
-            explanation.ineligible = explanation.ineligible.saturating_add(1);
-        }
+        let pod = candidate.pod;
+        side.judge(query, candidate.roleset, Scored { pod, score }, explanation);
     }
     side
 }
