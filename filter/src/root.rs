@@ -165,6 +165,7 @@ impl Vm {
         if report.overflow {
             log::warn!("all VM slots are taken; charges go to the overflow slot");
         }
+        self.worker.tick(&SharedData, now_ms);
         if now_ms.saturating_sub(self.swept_at) >= SWEEP_MS {
             self.swept_at = now_ms;
             self.sweep(now_ms);

@@ -25,6 +25,7 @@ pub mod select;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 pub mod token;
+pub mod tokens;
 pub mod worker;
 
 /// Version of the records in shared data. During an upgrade the old and the new filter share one

@@ -5,6 +5,7 @@ use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
+use crate::tokens::Estimates;
 use std::rc::Rc;
 
 /// State of one VM.
@@ -14,6 +15,8 @@ pub struct Worker {
     pub fleet: FleetCache,
     /// What this VM has charged.
     pub ledger: Ledger,
+    /// Bytes per prompt token of each model.
+    pub estimates: Estimates,
     /// Random words and ids.
     pub ids: Ids,
     /// Requests in flight, orphaned ones left out.
@@ -34,11 +37,17 @@ impl Worker {
         Self {
             fleet: FleetCache::new(),
             ledger: Ledger::new(nonce),
+            estimates: Estimates::default(),
             ids,
             in_flight: 0,
             retrying: 0,
             orphans: 0,
         }
+    }
+
+    /// The VM's own duties at every tick, beside snapshot and ledger.
+    pub fn tick(&mut self, store: &dyn SharedStore, now_ms: u64) {
+        self.estimates.tick(store, now_ms);
     }
 
     /// The model's pods. The snapshot is brought up to date by the tick; a model that is not in

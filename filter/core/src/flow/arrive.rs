@@ -195,6 +195,7 @@ impl Flow {
             connector,
             lead: patch::Lead::of(body, scan),
             chain: plan.chain,
+            text_bytes: plan.text_bytes,
             timeout_ms,
             deadline: scene.now_ms.saturating_add(timeout_ms),
             attempt,

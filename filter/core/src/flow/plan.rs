@@ -15,7 +15,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Bytes of a request body per prompt token, as the reference charges them.
-const BYTES_PER_TOKEN: u64 = 4;
+const CHARGED_BYTES_PER_TOKEN: u64 = 4;
 
 /// What is known of a request before pods are chosen.
 pub(super) struct Plan {
@@ -44,11 +44,15 @@ impl Plan {
         scan: &Scan,
         fleet: Rc<ModelFleet>,
         head: &Head,
-        scene: &Scene<'_>,
+        scene: &mut Scene<'_>,
     ) -> Result<Self, Fault> {
         let text_bytes = u64::try_from(scan.text_bytes()).unwrap_or(u64::MAX);
         let body_bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
-        let prompt_tokens = text_bytes / BYTES_PER_TOKEN;
+        let prompt_tokens =
+            scene
+                .worker
+                .estimates
+                .tokens(scene.store, fleet.slot, &fleet.name, text_bytes);
         let mut hints = RequestHints {
             strategy: head.strategy.as_deref(),
             profile: head.profile.as_deref(),
@@ -88,7 +92,7 @@ impl Plan {
             endpoint: head.endpoint,
             hands_over: scan.hands_over && engine == Engine::Vllm,
             prompt_tokens,
-            charged_tokens: body_bytes / BYTES_PER_TOKEN,
+            charged_tokens: body_bytes / CHARGED_BYTES_PER_TOKEN,
             text_bytes,
             chain: None,
             match_percent: Vec::new(),

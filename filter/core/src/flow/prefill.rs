@@ -3,6 +3,7 @@
 use super::plan::index;
 use super::state::{Choice, Freeing, Prefilling, State};
 use super::{BodyEdit, Call, Effect, Event, Flow};
+use crate::engine::usage::prompt_tokens;
 use crate::engine::vllm::{self, HandOver};
 use crate::fleet::FleetPod;
 use crate::meters::{Count, Meter};
@@ -73,6 +74,11 @@ impl Flow {
             .worker
             .ledger
             .handed_over(scene.store, leg.choice.charge);
+        if let Some(tokens) = prompt_tokens(body) {
+            let (fleet, bytes) = (&leg.choice.fleet, leg.text_bytes);
+            let estimates = &mut scene.worker.estimates;
+            estimates.learn(scene.store, fleet.slot, &fleet.name, bytes, tokens);
+        }
         if let (Some(chain), Some(pod)) = (&leg.chain, leg.choice.prefill_pod()) {
             let model = model_hash(&leg.choice.fleet.name);
             index(&leg.choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);
