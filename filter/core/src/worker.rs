@@ -5,7 +5,7 @@ use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
-use crate::tokens::Estimates;
+use crate::tokens::{Estimates, Tokenizers};
 use std::rc::Rc;
 
 /// State of one VM.
@@ -17,6 +17,8 @@ pub struct Worker {
     pub ledger: Ledger,
     /// Bytes per prompt token of each model.
     pub estimates: Estimates,
+    /// Pushed tokenizers.
+    pub tokenizers: Tokenizers,
     /// Random words and ids.
     pub ids: Ids,
     /// Requests in flight, orphaned ones left out.
@@ -38,6 +40,7 @@ impl Worker {
             fleet: FleetCache::new(),
             ledger: Ledger::new(nonce),
             estimates: Estimates::default(),
+            tokenizers: Tokenizers::default(),
             ids,
             in_flight: 0,
             retrying: 0,

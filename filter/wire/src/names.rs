@@ -84,3 +84,5 @@ pub const PATH_SAMPLES: &str = "/pd/v1/samples";
 pub const PATH_LEDGERS: &str = "/pd/v1/ledgers";
 /// Control endpoint: GET [`crate::control::Status`].
 pub const PATH_STATUS: &str = "/pd/v1/status";
+/// Control endpoint: PUT a [`crate::tokenizer::Message`].
+pub const PATH_TOKENIZERS: &str = "/pd/v1/tokenizers";

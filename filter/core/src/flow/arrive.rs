@@ -195,7 +195,7 @@ impl Flow {
             connector,
             lead: patch::Lead::of(body, scan),
             chain: plan.chain,
-            text_bytes: plan.text_bytes,
+            learns_from: plan.learns_from,
             timeout_ms,
             deadline: scene.now_ms.saturating_add(timeout_ms),
             attempt,

@@ -21,6 +21,7 @@ mod effect;
 mod ending;
 mod event;
 mod head;
+mod length;
 mod plan;
 mod prefill;
 pub mod sse;

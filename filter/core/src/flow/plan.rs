@@ -1,6 +1,7 @@
 //! What is known of a request before pods are chosen: model, settings, lengths, prefix matches.
 
 use super::Head;
+use super::length::Length;
 use crate::config::{RequestHints, resolve};
 use crate::engine::Engine;
 use crate::fleet::ModelFleet;
@@ -9,6 +10,7 @@ use crate::prefix::{Chain, PrefixIndex, chain, model_hash};
 use crate::reply::Fault;
 use crate::request::{Endpoint, Member, Scan};
 use crate::select::{Decision, Refusal, Shape, Strategy, Target};
+use crate::tokens::boundary;
 use crate::worker::Scene;
 use pd_wire::knobs::{self, Choice as _, DecodePolicy, Knobs, PrefillPolicy};
 use std::rc::Rc;
@@ -29,11 +31,13 @@ pub(super) struct Plan {
     pub(super) endpoint: Endpoint,
     /// Both legs are possible: one prompt, one answer, an engine that hands its KV over.
     pub(super) hands_over: bool,
-    /// Prompt tokens, estimated from the text.
+    /// Prompt tokens, estimated or counted.
     pub(super) prompt_tokens: u64,
     /// Prompt tokens as charged: body bytes / 4.
     pub(super) charged_tokens: u64,
     pub(super) text_bytes: u64,
+    /// Bytes of which the prefill engine's count makes a ratio; 0 = none.
+    pub(super) learns_from: u64,
     pub(super) chain: Option<Chain>,
     pub(super) match_percent: Vec<u8>,
 }
@@ -47,24 +51,23 @@ impl Plan {
         scene: &mut Scene<'_>,
     ) -> Result<Self, Fault> {
         let text_bytes = u64::try_from(scan.text_bytes()).unwrap_or(u64::MAX);
+        let mut length = Length::new(head.endpoint, body, scan, &fleet, scene);
         let body_bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
-        let prompt_tokens =
-            scene
-                .worker
-                .estimates
-                .tokens(scene.store, fleet.slot, &fleet.name, text_bytes);
         let mut hints = RequestHints {
             strategy: head.strategy.as_deref(),
             profile: head.profile.as_deref(),
-            prompt_tokens: Some(prompt_tokens),
+            prompt_tokens: None,
             max_tokens: None,
         };
-        if hints.is_auto() {
-            hints.max_tokens = max_tokens(body, scan);
-        }
         let config = fleet
             .config
             .and_then(|index| fleet.configs.get(usize::try_from(index).ok()?));
+        if hints.is_auto() {
+            let bounds = config.into_iter().flat_map(boundary::of_auto_profiles);
+            length.settle(bounds, scene);
+            hints.prompt_tokens = Some(length.tokens);
+            hints.max_tokens = max_tokens(body, scan);
+        }
         let resolved = resolve(scene.config, config, hints, !fleet.rolesets.is_empty())
             .map_err(|error| Fault::Strategy(error.to_string()))?;
         if let Some(policy) = &resolved.knobs.invalid_decode_policy {
@@ -80,6 +83,11 @@ impl Plan {
                 detail: format!("this gateway cannot pair pods of engine {name} yet"),
             });
         }
+        if resolved.strategy == knobs::Strategy::Pd {
+            let (profile, knobs) = (resolved.pod_profile, &resolved.knobs);
+            length.settle(boundary::of_pods(&fleet.configs, profile, knobs), scene);
+        }
+        let (prompt_tokens, learns_from) = (length.tokens, length.learns_from);
         let mut plan = Self {
             knobs: resolved.knobs,
             strategy: resolved.strategy,
@@ -94,6 +102,7 @@ impl Plan {
             prompt_tokens,
             charged_tokens: body_bytes / CHARGED_BYTES_PER_TOKEN,
             text_bytes,
+            learns_from,
             chain: None,
             match_percent: Vec::new(),
         };

@@ -75,7 +75,7 @@ impl Flow {
             .ledger
             .handed_over(scene.store, leg.choice.charge);
         if let Some(tokens) = prompt_tokens(body) {
-            let (fleet, bytes) = (&leg.choice.fleet, leg.text_bytes);
+            let (fleet, bytes) = (&leg.choice.fleet, leg.learns_from);
             let estimates = &mut scene.worker.estimates;
             estimates.learn(scene.store, fleet.slot, &fleet.name, bytes, tokens);
         }
