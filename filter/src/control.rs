@@ -5,7 +5,8 @@ use crate::root::Settings;
 use crate::vm;
 use pd_core::fleet::{accept_samples, accept_topology};
 use pd_core::token;
-use pd_wire::control::{PushReply, Status};
+use pd_core::tokens::accept_tokenizer;
+use pd_wire::control::{EstimateStatus, PushReply, Status};
 use pd_wire::{names, topology};
 use proxy_wasm::types::{Action, BufferType};
 use std::rc::Rc;
@@ -24,6 +25,7 @@ pub struct Control {
 enum Command {
     PutTopology,
     PutSamples,
+    PutTokenizer,
     Ledgers,
     Status,
     Unknown,
@@ -44,6 +46,7 @@ impl Control {
         let command = match (method, path) {
             ("PUT", names::PATH_TOPOLOGY) => Command::PutTopology,
             ("PUT", names::PATH_SAMPLES) => Command::PutSamples,
+            ("PUT", names::PATH_TOKENIZERS) => Command::PutTokenizer,
             ("GET", names::PATH_LEDGERS) => Command::Ledgers,
             ("GET", names::PATH_STATUS) => Command::Status,
             _ => Command::Unknown,
@@ -74,8 +77,10 @@ impl Control {
             Command::Ledgers => self.ledgers(),
             Command::Status => self.status(),
             Command::Unknown => not_found(),
-            Command::PutTopology | Command::PutSamples if end => self.accept(&[]),
-            Command::PutTopology | Command::PutSamples => {}
+            Command::PutTopology | Command::PutSamples | Command::PutTokenizer if end => {
+                self.accept(&[]);
+            }
+            Command::PutTopology | Command::PutSamples | Command::PutTokenizer => {}
         }
         Action::Pause
     }
@@ -88,7 +93,10 @@ impl Control {
     /// Body bytes arrived.
     pub fn body(&mut self, size: usize, end: bool) -> Action {
         self.received = size;
-        let pushes = matches!(self.command, Command::PutTopology | Command::PutSamples);
+        let pushes = matches!(
+            self.command,
+            Command::PutTopology | Command::PutSamples | Command::PutTokenizer
+        );
         if self.authorised && pushes {
             if size > topology::MAX_MESSAGE {
                 let error = format!("the message is larger than {} bytes", topology::MAX_MESSAGE);
@@ -109,10 +117,10 @@ impl Control {
 
     fn accept(&self, bytes: &[u8]) {
         let now_ms = clock::now_ms();
-        let result = if self.command == Command::PutTopology {
-            accept_topology(&SharedData, bytes, now_ms)
-        } else {
-            accept_samples(&SharedData, bytes, now_ms)
+        let result = match self.command {
+            Command::PutTopology => accept_topology(&SharedData, bytes, now_ms),
+            Command::PutTokenizer => accept_tokenizer(&SharedData, bytes, now_ms),
+            _ => accept_samples(&SharedData, bytes, now_ms),
         };
         match result {
             Ok(reply) => {
@@ -141,6 +149,11 @@ impl Control {
         vm::with(|vm| {
             vm.worker.fleet.refresh(&SharedData);
             let vms = vm.worker.ledger.vms(&SharedData);
+            let ratios = vm.worker.estimates.ratios();
+            let estimates = ratios.map(|(model, bytes_per_token)| EstimateStatus {
+                model: model.to_owned(),
+                bytes_per_token,
+            });
             reply_json(
                 200,
                 &Status {
@@ -150,6 +163,8 @@ impl Control {
                     samples: vm.worker.fleet.samples_status(now_ms),
                     live_flows: vms.iter().map(|vm| u64::from(vm.live_flows)).sum(),
                     vms,
+                    estimates: estimates.collect(),
+                    tokenizers: vm.worker.tokenizers.status(now_ms),
                     knobs: self.settings.config.report(),
                 },
             );
@@ -167,9 +182,10 @@ fn on_control_listener() -> bool {
 
 fn not_found() {
     let error = format!(
-        "no such command; there are PUT {} and {}, GET {} and {}",
+        "no such command; there are PUT {}, {} and {}, GET {} and {}",
         names::PATH_TOPOLOGY,
         names::PATH_SAMPLES,
+        names::PATH_TOKENIZERS,
         names::PATH_LEDGERS,
         names::PATH_STATUS
     );

@@ -5,14 +5,16 @@
 //! name is never used twice: a name registered again is silently taken over.
 
 use crate::effects::Place;
-use crate::host::{clock, store::SharedData, stream};
+use crate::host::{clock, memory, store::SharedData, stream};
 use crate::registry::FlowId;
 use crate::route::Route;
+use crate::tokenizer::Loader;
 use crate::vm::{self, Vm};
 use pd_core::config::Config;
 use pd_core::flow::Event;
 use pd_core::ledger::Vitals;
 use pd_core::meters::Gauge;
+use pd_wire::knobs::excerpt;
 use pd_wire::names;
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
@@ -156,7 +158,7 @@ impl Vm {
         self.watch_snapshot(settings, now_ms);
         let vitals = Vitals {
             live_flows: u32::try_from(self.flows.len()).unwrap_or(u32::MAX),
-            memory_pages: memory_pages(),
+            memory_pages: memory::pages(),
         };
         let report = self.worker.ledger.tick(&SharedData, vitals);
         if report.fenced {
@@ -166,9 +168,25 @@ impl Vm {
             log::warn!("all VM slots are taken; charges go to the overflow slot");
         }
         self.worker.tick(&SharedData, now_ms);
+        self.load_tokenizer(now_ms);
         if now_ms.saturating_sub(self.swept_at) >= SWEEP_MS {
             self.swept_at = now_ms;
             self.sweep(now_ms);
+        }
+    }
+
+    /// Loads a tokenizer that a request wants, if there is one and no other VM is loading.
+    fn load_tokenizer(&mut self, now_ms: u64) {
+        let (tokenizers, own) = (&mut self.worker.tokenizers, self.worker.nonce);
+        let Some(report) = tokenizers.tick(&SharedData, &Loader, own, now_ms) else {
+            return;
+        };
+        let model = excerpt(&report.model);
+        match report.result {
+            Ok(ms) => log::info!("the tokenizer of {model} was loaded in {ms} ms"),
+            Err(problem) => log::warn!(
+                "the tokenizer of {model} cannot be loaded, its prompts are estimated: {problem}"
+            ),
         }
     }
 
@@ -205,9 +223,4 @@ impl Vm {
             ));
         }
     }
-}
-
-/// Size of this VM's linear memory, in pages of 64 KiB.
-fn memory_pages() -> u32 {
-    u32::try_from(core::arch::wasm32::memory_size(0)).unwrap_or(u32::MAX)
 }

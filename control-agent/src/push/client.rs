@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, StatusCode, Uri};
-use pd_wire::control::{Ledgers, PushReply};
+use pd_wire::control::{Ledgers, PushReply, Status};
 use pd_wire::names;
 
 use super::Kind;
@@ -18,6 +18,10 @@ use crate::http::{Client, ExchangeError};
 const MAX_REPLY: usize = 64 << 10;
 /// Largest ledger answer, in bytes.
 const MAX_LEDGERS: usize = 16 << 20;
+/// Largest status answer, in bytes.
+const MAX_STATUS: usize = 1 << 20;
+/// How much longer than others the push of a tokenizer may take: it is megabytes.
+const PATIENCE: u32 = 5;
 
 /// Address of a control listener: `http://host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,12 +127,14 @@ impl ControlClient {
         let (path, content_type) = match kind {
             Kind::Topology => (names::PATH_TOPOLOGY, "application/json"),
             Kind::Samples => (names::PATH_SAMPLES, "application/octet-stream"),
+            Kind::Tokenizer => (names::PATH_TOKENIZERS, "application/octet-stream"),
+        };
+        let timeout = match kind {
+            Kind::Topology | Kind::Samples => self.timeout,
+            Kind::Tokenizer => self.timeout.saturating_mul(PATIENCE),
         };
         let request = self.request(Method::PUT, path, Some(content_type), body.into())?;
-        let (status, body) = self
-            .client
-            .exchange(request, MAX_REPLY, self.timeout)
-            .await?;
+        let (status, body) = self.client.exchange(request, MAX_REPLY, timeout).await?;
         if status == StatusCode::UNAUTHORIZED {
             self.read_token();
         }
@@ -144,6 +150,15 @@ impl ControlClient {
         let (status, body) = self.client.exchange(request, MAX_LEDGERS, timeout).await?;
         let ledgers = (status == StatusCode::OK).then(|| serde_json::from_slice(&body).ok());
         Ok(ledgers.flatten())
+    }
+
+    /// Reads the status page; `None` when the answer is none.
+    pub async fn status(&self) -> Result<Option<Status>, ExchangeError> {
+        let request = self.request(Method::GET, names::PATH_STATUS, None, Bytes::new())?;
+        let exchange = self.client.exchange(request, MAX_STATUS, self.timeout);
+        let (status, body) = exchange.await?;
+        let page = (status == StatusCode::OK).then(|| serde_json::from_slice(&body).ok());
+        Ok(page.flatten())
     }
 
     fn request(

@@ -43,7 +43,7 @@ pub trait SharedStore {
 
 /// Counts the tokens of texts with one model's tokenizer.
 pub trait TokenCounter: std::fmt::Debug {
-    /// Counts; `None` when the tokenizer has no token for a part of the text.
+    /// Counts; `None` when the tokenizer gives up.
     fn count(&self, text: &str) -> Option<Counted>;
 }
 

@@ -19,6 +19,8 @@ pub struct Worker {
     pub estimates: Estimates,
     /// Pushed tokenizers.
     pub tokenizers: Tokenizers,
+    /// Random number of this VM.
+    pub nonce: u32,
     /// Random words and ids.
     pub ids: Ids,
     /// Requests in flight, orphaned ones left out.
@@ -41,6 +43,7 @@ impl Worker {
             ledger: Ledger::new(nonce),
             estimates: Estimates::default(),
             tokenizers: Tokenizers::default(),
+            nonce,
             ids,
             in_flight: 0,
             retrying: 0,

@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod headers;
+pub mod memory;
 pub mod meter;
 pub mod raw;
 pub mod store;

@@ -3,20 +3,20 @@
 //! The `tokenizers` crate is the reference implementation, and it panics on much that it does not
 //! expect; in the proxy a panic costs the worker all its streams. So nothing is deserialized by
 //! it: the checked form of pd-wire is put together here from its parts, and of its pipeline only
-//! the steps that produce tokens are run: added tokens, normalizer, pre-tokenizer, model.
+//! the steps that produce words are run: added tokens, normalizer, pre-tokenizer. Words are cut
+//! into tokens by [`bpe`].
 
-use ahash::AHashMap;
+mod bpe;
+
+use bpe::Bpe;
 use pd_wire::tokenizer::{self as wire, TokenizerFile};
-use tokenizers::models::bpe::BPE;
+use tokenizers::models::wordlevel::WordLevel;
 use tokenizers::normalizers as norm;
 use tokenizers::pre_tokenizers as pre;
 use tokenizers::{
-    AddedToken, AddedVocabulary, Model as _, NormalizedString, Normalizer as _, NormalizerWrapper,
+    AddedToken, AddedVocabulary, NormalizedString, Normalizer as _, NormalizerWrapper,
     OffsetReferential, OffsetType, PreTokenizer as _, PreTokenizerWrapper, SplitDelimiterBehavior,
 };
-
-/// Words whose tokens are remembered; they repeat in any text.
-const CACHED_WORDS: usize = 4096;
 
 /// Why no counter could be made of a checked file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,7 +33,7 @@ pub struct Counter {
     added: AddedVocabulary,
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
-    model: BPE,
+    model: Bpe,
 }
 
 // By hand: a vocabulary of a quarter million entries is nothing to print.
@@ -50,7 +50,10 @@ impl Counter {
     /// A merge of unknown tokens, a regular expression the library cannot compile, added tokens
     /// that cannot be told apart.
     pub fn build(file: TokenizerFile) -> Result<Self, BuildError> {
-        let model = bpe(file.model).map_err(failed("model"))?;
+        let model = Bpe::build(file.model).map_err(|problem| BuildError {
+            part: "model",
+            problem,
+        })?;
         let normalizer = file
             .normalizer
             .map(normalizer)
@@ -61,8 +64,8 @@ impl Counter {
             .map(pre_tokenizer)
             .transpose()
             .map_err(failed("pre_tokenizer"))?;
-        let added = added_tokens(file.added_tokens, &model, normalizer.as_ref())
-            .map_err(failed("added_tokens"))?;
+        let added =
+            added_tokens(file.added_tokens, normalizer.as_ref()).map_err(failed("added_tokens"))?;
         Ok(Self {
             added,
             normalizer,
@@ -71,8 +74,7 @@ impl Counter {
         })
     }
 
-    /// Tokens of a text; none added around it. `None` when the model has no token for a part of
-    /// the text and none for the unknown.
+    /// Tokens of a text; none added around it. `None` when the pre-tokenizer gives up.
     ///
     /// Takes time and memory in proportion to the text; bounding it is the caller's.
     pub fn count(&self, text: &str) -> Option<u64> {
@@ -82,13 +84,14 @@ impl Counter {
         if let Some(pre_tokenizer) = &self.pre_tokenizer {
             pre_tokenizer.pre_tokenize(&mut words).ok()?;
         }
-        words
-            .tokenize(|word| self.model.tokenize(word.get()))
-            .ok()?;
         let tokens = words
             .get_splits(OffsetReferential::Original, OffsetType::None)
             .iter()
-            .map(|(_, _, tokens)| tokens.as_ref().map_or(0, Vec::len))
+            // Added tokens are tokens already.
+            .map(|(word, _, tokens)| match tokens {
+                Some(tokens) => tokens.len(),
+                None => self.model.count(word),
+            })
             .sum::<usize>();
         u64::try_from(tokens).ok()
     }
@@ -103,7 +106,6 @@ fn failed(part: &'static str) -> impl Fn(tokenizers::Error) -> BuildError {
 
 fn added_tokens(
     tokens: Vec<wire::AddedToken>,
-    model: &BPE,
     normalizer: Option<&NormalizerWrapper>,
 ) -> tokenizers::Result<AddedVocabulary> {
     for token in tokens.iter().filter(|token| token.normalized) {
@@ -123,28 +125,9 @@ fn added_tokens(
         ..AddedToken::default()
     });
     let mut added = AddedVocabulary::new();
-    added.add_tokens(tokens, model, normalizer)?;
+    // A model that knows none of them: only their number matters, and numbers have to differ.
+    added.add_tokens(tokens, &WordLevel::default(), normalizer)?;
     Ok(added)
-}
-
-fn bpe(model: wire::Bpe) -> tokenizers::Result<BPE> {
-    let vocabulary: AHashMap<String, u32> = model.vocab.into_iter().collect();
-    let mut builder = BPE::builder()
-        .vocab_and_merges(vocabulary, model.merges)
-        .cache_capacity(CACHED_WORDS)
-        .fuse_unk(model.fuse_unk)
-        .byte_fallback(model.byte_fallback)
-        .ignore_merges(model.ignore_merges);
-    if let Some(token) = model.unk_token {
-        builder = builder.unk_token(token);
-    }
-    if let Some(prefix) = model.continuing_subword_prefix {
-        builder = builder.continuing_subword_prefix(prefix);
-    }
-    if let Some(suffix) = model.end_of_word_suffix {
-        builder = builder.end_of_word_suffix(suffix);
-    }
-    builder.build()
 }
 
 fn normalizer(step: wire::Normalizer) -> tokenizers::Result<NormalizerWrapper> {

@@ -11,7 +11,7 @@ mod message;
 mod parts;
 mod vocabulary;
 
-pub use message::{Message, MessageError, digest};
+pub use message::{MAX_NAME, Message, MessageError, digest};
 pub use parts::{Behavior, Normalizer, Pattern, PreTokenizer, PrependScheme};
 
 use crate::topology::MAX_MESSAGE;

@@ -1,6 +1,7 @@
 //! Counting with real tokenizers (trained with Hugging Face's own library on this project's
 //! README, in the two shapes that served models have), and with files that are not what they
 //! should be.
+#![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod odd;
 #[cfg(not(target_family = "wasm"))]

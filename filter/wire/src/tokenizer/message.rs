@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use xxhash_rust::xxh64::xxh64;
 
 /// Longest name of a model, in bytes.
-const MAX_NAME: usize = 1024;
+pub const MAX_NAME: usize = 1024;
 
 /// A tokenizer on its way to a filter.
 #[derive(Clone, Debug, PartialEq, Eq)]

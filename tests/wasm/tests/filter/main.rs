@@ -16,5 +16,6 @@ mod schedules;
 mod snapshot;
 mod stand;
 mod streaming;
+mod tokenizers;
 mod upgrade;
 mod watchdog;
