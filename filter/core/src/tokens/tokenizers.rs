@@ -50,6 +50,8 @@ struct Loaded {
     pages: (u32, u32),
     tokens_per_ms: u64,
     counted: u64,
+    /// A text was too long for the speed last measured.
+    was_slow: bool,
 }
 
 /// What happened at a tick, for the log.
@@ -86,6 +88,7 @@ impl Tokenizers {
             return None;
         };
         if !loaded.pace.allows(bytes) {
+            loaded.was_slow = true;
             return None;
         }
         loaded.count(&text()?)
@@ -103,6 +106,7 @@ impl Tokenizers {
         if now_ms.saturating_sub(self.looked_at) >= LOOK_MS {
             self.looked_at = now_ms;
             self.look(store);
+            self.measure_again();
         }
         let wanted = |held: &&mut Held| matches!(held.state, State::Wanted);
         let held = self.held.values_mut().find(wanted)?;
@@ -133,6 +137,18 @@ impl Tokenizers {
     /// What is held, for the status page of this VM.
     pub fn status(&self, now_ms: u64) -> Vec<TokenizerStatus> {
         self.held.values().map(|held| held.status(now_ms)).collect()
+    }
+
+    /// New code is slow until the host has compiled it well, and a VM that was held up seems slow
+    /// for longer than it is: where that kept a text from being counted, the speed is taken again.
+    fn measure_again(&mut self) {
+        for held in self.held.values_mut() {
+            if let State::Loaded(loaded) = &mut held.state
+                && std::mem::take(&mut loaded.was_slow)
+            {
+                loaded.measure(MEASURED);
+            }
+        }
     }
 
     fn look<S: SharedStore + ?Sized>(&mut self, store: &S) {
@@ -227,12 +243,19 @@ impl Loaded {
             pages,
             tokens_per_ms: per_ms(counted.tokens, counted.micros),
             counted: 0,
+            was_slow: false,
         })
     }
 
     fn count(&mut self, text: &str) -> Option<u64> {
-        let counted = self.counter.count(text)?;
+        let tokens = self.measure(text)?;
         self.counted = self.counted.saturating_add(1);
+        Some(tokens)
+    }
+
+    /// Counts and takes the speed.
+    fn measure(&mut self, text: &str) -> Option<u64> {
+        let counted = self.counter.count(text)?;
         if self.pace.measured(text.len(), counted.micros) {
             self.tokens_per_ms = per_ms(counted.tokens, counted.micros);
         }

@@ -7,33 +7,38 @@ use pd_wire::tokenizer::Message;
 use pd_wire::topology::{Stamp, WIRE_VERSION};
 use std::borrow::Cow;
 use std::cell::Cell;
+use std::rc::Rc;
 
-/// Counts words, at a given speed.
+/// Counts words, at a speed that can be changed.
 #[derive(Debug)]
 struct Words {
-    bytes_per_ms: usize,
+    bytes_per_ms: Rc<Cell<usize>>,
 }
 
 impl TokenCounter for Words {
     fn count(&self, text: &str) -> Option<Counted> {
         let tokens = text.split_whitespace().count() as u64;
-        let micros = (text.len() * 1000 / self.bytes_per_ms) as u64;
+        let micros = (text.len() * 1000 / self.bytes_per_ms.get()) as u64;
         (!text.contains('\0')).then_some(Counted { tokens, micros })
     }
 }
 
 /// Loads what was pushed as a word counter; a file that names itself "bad" fails.
-#[derive(Default)]
-struct Loads(Cell<u32>);
+struct Loads {
+    done: Cell<u32>,
+    bytes_per_ms: Rc<Cell<usize>>,
+}
 
 impl TokenizerLoader for Loads {
     fn load(&self, file: &[u8]) -> Result<LoadedTokenizer, String> {
-        self.0.set(self.0.get() + 1);
+        self.done.set(self.done.get() + 1);
         if file.windows(3).any(|part| part == b"bad") {
             return Err("model: bad".to_owned());
         }
         Ok(LoadedTokenizer {
-            counter: Box::new(Words { bytes_per_ms: 1000 }),
+            counter: Box::new(Words {
+                bytes_per_ms: Rc::clone(&self.bytes_per_ms),
+            }),
             micros: 420_000,
             pages: (50, 900),
         })
@@ -68,7 +73,10 @@ impl Vm {
     fn new(own: u32) -> Self {
         Self {
             tokenizers: Tokenizers::default(),
-            loads: Loads::default(),
+            loads: Loads {
+                done: Cell::new(0),
+                bytes_per_ms: Rc::new(Cell::new(1000)),
+            },
             own,
             now_ms: 0,
         }
@@ -100,7 +108,7 @@ fn a_tokenizer_is_loaded_once_a_request_wants_it_and_counts_from_then_on() {
     }
     assert!(vm.tokenizers.holds("m") && !vm.tokenizers.holds("n"));
     assert_eq!(
-        (vm.status().state, vm.loads.0.get()),
+        (vm.status().state, vm.loads.done.get()),
         (TokenizerState::Idle, 0)
     );
     assert_eq!(vm.count("a b"), None);
@@ -140,6 +148,26 @@ fn a_text_that_takes_longer_than_the_budget_is_not_even_read() {
 }
 
 #[test]
+fn a_vm_that_became_faster_finds_out_without_a_request_that_waits_for_it() {
+    let (store, mut vm) = (MemoryStore::new(), Vm::new(1));
+    push(&store, 1, "m", "x");
+    vm.tick(&store);
+    vm.count("a");
+    vm.loads.bytes_per_ms.set(500);
+    vm.tick(&store);
+    vm.loads.bytes_per_ms.set(2000);
+    let text = "a ".repeat(2500);
+    let mut ticks = 0;
+    while vm.count(&text).is_none() {
+        assert!(ticks < 20, "never counted");
+        vm.tick(&store);
+        ticks += 1;
+    }
+    // (3·500 + 2000) / 4 = 875, then 1156 bytes a ms.
+    assert_eq!(ticks, 2);
+}
+
+#[test]
 fn vms_load_one_after_the_other() {
     let store = MemoryStore::new();
     push(&store, 1, "m", "x");
@@ -154,7 +182,7 @@ fn vms_load_one_after_the_other() {
     assert_eq!(vms[1].tick(&store), None);
     assert!(vms[0].tick(&store).is_some());
     assert!(vms[1].tick(&store).is_some());
-    assert_eq!(vms.map(|vm| vm.loads.0.get()), [1, 1]);
+    assert_eq!(vms.map(|vm| vm.loads.done.get()), [1, 1]);
 }
 
 #[test]
@@ -214,5 +242,5 @@ fn a_file_that_killed_a_vm_is_left_alone() {
     let mut reports = (0..=DEAD_AFTER + 2).filter_map(|_| vm.tick(&store));
     let problem = reports.next().unwrap().result.unwrap_err();
     assert!(problem.contains("died"), "{problem}");
-    assert_eq!(vm.loads.0.get(), 0);
+    assert_eq!(vm.loads.done.get(), 0);
 }
