@@ -8,8 +8,8 @@
 //! The sizes are in a fixed number of buckets in the store, shared by all workers: a turn may come
 //! to another worker than the one before. A turn is one read and one write of its bucket: the size
 //! is recalled before pods are chosen and remembered when the choice is charged, so a request that
-//! found no pod changes nothing. A lost write leaves an older, smaller size behind, and the next
-//! turn is charged more than it adds, never less.
+//! found no pod changes nothing. A lost write leaves the size of an earlier turn behind, so that a
+//! conversation that grows is charged more than it adds.
 
 mod bucket;
 mod sweep;
