@@ -98,7 +98,8 @@ impl Admin {
             .iter()
             .flat_map(|target| target.ages(now))
             .collect();
-        match self.metrics.render(self.board.extent(now), &acks, &ledgers) {
+        let extent = self.board.extent(now);
+        match self.metrics.render(extent, &acks, &ledgers, now) {
             Ok(page) => {
                 let mut response = Response::new(Full::new(Bytes::from(page)));
                 let content_type = HeaderValue::from_static(OPEN_METRICS);

@@ -16,6 +16,7 @@ pub mod push;
 pub mod runtime;
 pub mod scrape;
 pub mod snapshot;
+pub mod token_load;
 
 pub use args::Config;
 pub use runtime::{Agent, run};

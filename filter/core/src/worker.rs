@@ -5,6 +5,7 @@ use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
+use crate::session::Sweep;
 use std::rc::Rc;
 
 /// State of one VM.
@@ -16,6 +17,8 @@ pub struct Worker {
     pub ledger: Ledger,
     /// Random words and ids.
     pub ids: Ids,
+    /// Where the round over the session table is.
+    pub sessions: Sweep,
     /// Requests in flight, orphaned ones left out.
     pub in_flight: usize,
     /// Requests that are being tried on another roleset.
@@ -35,6 +38,7 @@ impl Worker {
             fleet: FleetCache::new(),
             ledger: Ledger::new(nonce),
             ids,
+            sessions: Sweep::default(),
             in_flight: 0,
             retrying: 0,
             orphans: 0,
@@ -49,6 +53,21 @@ impl Worker {
             return known;
         }
         self.fleet.model(name)
+    }
+
+    /// The VM's own duties beside the ledger's beat; call once per tick. The janitor also does
+    /// what one VM does for all.
+    pub fn tick(
+        &mut self,
+        config: &Config,
+        store: &dyn SharedStore,
+        now_ms: u64,
+        is_janitor: bool,
+    ) {
+        if is_janitor {
+            let max_sessions = config.knobs.token_load_max_sessions;
+            self.sessions.tick(store, max_sessions, now_ms);
+        }
     }
 
     /// May one more request be tried on another roleset? At most `percent` of the requests in

@@ -89,6 +89,9 @@ pub struct Status {
     pub vms: Vec<VmStatus>,
     /// Live requests of all VMs.
     pub live_flows: u64,
+    /// Sessions remembered, counted once a minute.
+    #[serde(default)]
+    pub sessions: u64,
     /// Knobs in force, by camelCase name.
     pub knobs: serde_json::Map<String, serde_json::Value>,
 }

@@ -66,7 +66,7 @@ impl Flow {
     fn serve(
         &mut self,
         body: &[u8],
-        attempt: Attempt,
+        mut attempt: Attempt,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> Result<State, Fault> {
@@ -74,8 +74,12 @@ impl Flow {
         let fleet = scene.worker.find_model(&scan.model, scene.store);
         let fleet = fleet.ok_or_else(|| Fault::Model(excerpt(&scan.model)))?;
         self.model = Some(Rc::clone(&fleet.name));
-        let plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
+        let mut plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
+        let turn = plan.recall_session(&self.head, &mut attempt, scene, effects);
         let choice = self.choose(&plan, &attempt, scene)?;
+        if let Some(turn) = turn.filter(|_| choice.prefill.is_some()) {
+            plan.remember_session(turn, scene);
+        }
         effects.push(Effect::Note(note(&choice)));
         if choice.prefill.is_none() {
             return Ok(self.send_decode(choice, BodyEdit::Keep, None, scene, effects));

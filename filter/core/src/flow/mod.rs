@@ -23,6 +23,7 @@ mod event;
 mod head;
 mod plan;
 mod prefill;
+mod session;
 pub mod sse;
 mod state;
 #[cfg(test)]
@@ -146,6 +147,8 @@ struct Attempt {
     since: u64,
     /// Prefill pods tried before.
     tried: Vec<crate::ledger::PodKey>,
+    /// Prompt tokens of its session's turn before, once that was looked up.
+    tokens_before: Option<u64>,
     /// How the last try failed.
     failure: Option<(PrefillFailure, String)>,
 }
@@ -155,6 +158,7 @@ impl Attempt {
         Self {
             since,
             tried: Vec::new(),
+            tokens_before: None,
             failure: None,
         }
     }

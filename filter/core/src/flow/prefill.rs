@@ -95,6 +95,7 @@ impl Flow {
         let mut attempt = super::Attempt {
             since: leg.attempt.since,
             tried: leg.attempt.tried.clone(),
+            tokens_before: leg.attempt.tokens_before,
             failure: Some((PrefillFailure::Timeout, detail)),
         };
         attempt

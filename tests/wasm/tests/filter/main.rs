@@ -13,6 +13,7 @@ mod orphan;
 mod reload;
 mod retry;
 mod schedules;
+mod sessions;
 mod snapshot;
 mod stand;
 mod streaming;

@@ -1,7 +1,8 @@
 //! Timers on a driven clock.
 
 use crate::stand::{
-    ROLE, TOKEN, assert_quiet, charged, chat, counter, decoding, endings, one_pair, stream_headers,
+    ROLE, TOKEN, assert_quiet, charged, chat, counter, decoding, endings, logged, one_pair,
+    stream_headers,
 };
 use pd_wasm_tests::{Ending, Flight, Gateway};
 
@@ -109,6 +110,8 @@ fn a_leaked_charge_would_be_given_back_by_force_after_its_time_to_live() {
         crate::stand::total(&mut gateway, "gateway_pd_charge_expired_total"),
         1
     );
+    let told = "given back by force: a charge of model m, held for ";
+    assert!(logged(&gateway, told) && logged(&gateway, "at decode pod ns/r0-d"));
     // What ends later gives nothing back twice.
     gateway.disconnect(flight);
     assert_quiet(&mut gateway, 1);
