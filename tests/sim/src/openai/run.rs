@@ -12,9 +12,11 @@ use super::answer::{Finish, Parts, Voice};
 use super::ask::Ask;
 use crate::core::{Core, unix_ms};
 use crate::delivery::{Delivery, event_stream, word};
+use crate::fault::{Cut, FaultKind};
 use crate::identity::Identity;
 use crate::kv::Allocation;
 use crate::reply::{Reply, Sink};
+use crate::strike::stall;
 
 /// What an engine does itself about a request. Dropping it at any point gives everything back.
 pub(crate) trait Work: Send + Sync + Sized + 'static {
@@ -85,10 +87,22 @@ pub(crate) struct Run<W> {
     pub(crate) early_headers: bool,
 }
 
-/// Text is being generated.
+/// How much text there is, or is to be.
 struct Progress {
     tokens: u32,
     finish: Finish,
+}
+
+// === impl Progress ===
+
+impl Progress {
+    /// Ended by an abort after this many tokens.
+    fn aborted(tokens: u32) -> Self {
+        Self {
+            tokens,
+            finish: Finish::Abort,
+        }
+    }
 }
 
 // === impl Abort ===
@@ -148,7 +162,7 @@ impl<W: Work> Run<W> {
 
     /// Ends the connection in the middle of the stream, as a server does whose handler failed.
     async fn break_off(&self) {
-        self.delivery.link.cut(crate::fault::Cut::Fin);
+        self.delivery.link.cut(Cut::Fin);
         std::future::pending().await
     }
 
@@ -170,21 +184,24 @@ impl<W: Work> Run<W> {
     async fn token(&self, at: u32) -> bool {
         let gap = self.core.pace().token_interval();
         let pause = at > 0 && !gap.is_zero();
+        self.unless_aborted(async {
+            if pause {
+                tokio::time::sleep(gap).await;
+            }
+        })
+        .await
+    }
+
+    /// Waits; false when the request was aborted before.
+    async fn unless_aborted(&self, wait: impl Future<Output = ()> + Send) -> bool {
         let Some(abort) = &self.abort else {
-            if pause {
-                tokio::time::sleep(gap).await;
-            }
+            wait.await;
             return true;
-        };
-        let token = async {
-            if pause {
-                tokio::time::sleep(gap).await;
-            }
         };
         tokio::select! {
             biased;
             () = abort.called() => false,
-            () = token => true,
+            () = wait => true,
         }
     }
 
@@ -214,10 +231,7 @@ impl<W: Work> Run<W> {
         let mut done = self.goal();
         for at in 0..done.tokens {
             if !self.token(at).await {
-                done = Progress {
-                    tokens: at,
-                    finish: Finish::Abort,
-                };
+                done = Progress::aborted(at);
                 break;
             }
             self.work.decoded(self.ask.sequences());
@@ -225,6 +239,13 @@ impl<W: Work> Run<W> {
                 text = self.identity(&ready);
             } else {
                 text.push_str(&word(at));
+            }
+        }
+        // A stall after the work ends with an abort, too.
+        if let Some(FaultKind::StallBeforeHeaders { ms, .. }) = self.delivery.fault {
+            self.delivery.fault = None;
+            if !self.unless_aborted(stall(ms)).await {
+                done.finish = Finish::Abort;
             }
         }
         let (choice, end) = self
@@ -240,25 +261,12 @@ impl<W: Work> Run<W> {
         let identity = self.identity(&ready);
         let mut done = self.goal();
         let mut sent = 0u32;
-        for at in 0..done.tokens {
+        'tokens: for at in 0..done.tokens {
             if !self.token(at).await {
-                done = Progress {
-                    tokens: at,
-                    finish: Finish::Abort,
-                };
-                for choice in 0..self.ask.sequences() {
-                    sink.send(self.parts().cut_short(choice, Finish::Abort))
-                        .await;
-                }
+                done = Progress::aborted(at);
                 break;
             }
             self.work.decoded(self.ask.sequences());
-            if at == 0 {
-                let opening = self.parts().opening();
-                if !opening.is_empty() {
-                    sink.send(opening).await;
-                }
-            }
             let text = if at == 0 { identity.clone() } else { word(at) };
             let finish = (at.saturating_add(1) == done.tokens).then_some(done.finish);
             for choice in 0..self.ask.sequences() {
@@ -270,17 +278,26 @@ impl<W: Work> Run<W> {
                         };
                         return self.fail_stream(sink, &failure).await;
                     }
-                    self.delivery.interrupt().await;
+                    if !self.unless_aborted(self.delivery.interrupt()).await {
+                        done = Progress::aborted(at);
+                        break 'tokens;
+                    }
                 }
                 let mut event = self.parts().content(&text, choice, finish);
                 if sent == 0 {
-                    event = self.delivery.first_chunk(event);
+                    let opening = self.parts().opening();
+                    event = opening + &self.delivery.first_chunk(event);
                 }
                 sink.send(event).await;
                 sent = sent.saturating_add(1);
             }
         }
-        if self.delivery.breaks_after(sent) {
+        if done.finish == Finish::Abort {
+            for choice in 0..self.ask.sequences() {
+                sink.send(self.parts().cut_short(choice, Finish::Abort))
+                    .await;
+            }
+        } else if self.delivery.breaks_after(sent) {
             self.delivery.interrupt().await;
         }
         self.work

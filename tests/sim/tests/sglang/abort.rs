@@ -70,6 +70,43 @@ async fn a_generating_request_ends_with_what_it_has() {
 }
 
 #[tokio::test]
+async fn a_hanging_decode_is_aborted_before_its_first_chunk() {
+    let (pair, port) = Pair::start(|_| {}).await;
+    let silent = FaultKind::StallMidStream {
+        after_chunks: 0,
+        ms: None,
+    };
+    let mute = FaultKind::StallBeforeHeaders {
+        ms: None,
+        after_work: true,
+    };
+    for (room, stream, kind) in [(1, true, silent), (2, false, mute)] {
+        assert!(pair.d.inject(Fault::next(1, On::Decode, kind)));
+        let prefill = send(&pair.p, &leg(port, room, json!({})));
+        let mut wire = Wire::open(pair.d.address()).await;
+        wire.post(CHAT, &leg(port, room, json!({ "stream": stream })))
+            .await;
+        // The prefill is done, and the decode owes an answer.
+        assert_eq!(answer(prefill).await.status, 200);
+        assert_eq!(pair.d.state().running, 1);
+        if stream {
+            let head = wire.read_until("\r\n\r\n").await;
+            assert!(head.ends_with("\r\n\r\n"), "no body yet: {head}");
+        }
+        let rid = format!("rid-{room}");
+        post(pair.d.address(), ABORT, &json!({ "rid": rid })).await;
+        let ended = wire.answer().await.unwrap();
+        assert_eq!(ended.status, 200);
+        assert!(
+            ended.body.contains("\"finish_reason\":\"abort\""),
+            "{ended:?}"
+        );
+        pair.idle().await;
+    }
+    assert_eq!(pair.d.state().aborts.aborted_by_call, 2);
+}
+
+#[tokio::test]
 async fn only_a_live_rid_aborts_and_then_by_prefix() {
     let (pair, port) = Pair::start(|_| {}).await;
     let rids = ["a", "a1", "a12", "b"];
