@@ -8,7 +8,7 @@
     clippy::indexing_slicing
 )]
 
-#[path = "../wire/mod.rs"]
+#[path = "../vllm/wire.rs"]
 #[allow(dead_code, reason = "each engine's tests use a part of it")]
 mod wire;
 

@@ -8,7 +8,6 @@
     clippy::indexing_slicing
 )]
 
-#[path = "../wire/mod.rs"]
 #[allow(dead_code, reason = "each engine's tests use a part of it")]
 mod wire;
 
