@@ -235,6 +235,11 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) async fn start(page: &str) -> Self {
+        Self::at("/metrics", page).await
+    }
+
+    /// An engine whose page is under this path, and nothing is under another.
+    pub(crate) async fn at(path: &'static str, page: &str) -> Self {
         let page = Arc::new(Mutex::new(Page::Text(page.to_owned())));
         let scrapes = Arc::new(AtomicUsize::new(0));
         let (shown, counted) = (page.clone(), scrapes.clone());
@@ -242,7 +247,7 @@ impl Engine {
             let shown = shown.clone();
             counted.fetch_add(1, Ordering::SeqCst);
             async move {
-                assert_eq!(request.uri().path(), "/metrics");
+                assert_eq!(request.uri().path(), path);
                 let page = shown.lock().unwrap().clone();
                 match page {
                     Page::Text(text) => answer(StatusCode::OK, text),
