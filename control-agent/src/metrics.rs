@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pd_wire::control::Ledgers;
+use pd_wire::control::{Ledgers, Status};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -13,6 +13,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::bands::BandGauges;
 use crate::snapshot::Fleet;
 
 type FloatGauge = Gauge<f64, AtomicU64>;
@@ -82,6 +83,8 @@ pub struct Metrics {
     takeovers: Family<TargetLabels, Counter>,
     ack_age: Family<PushLabels, FloatGauge>,
     ledger_reads: Family<ResultLabels, Counter>,
+    status_reads: Family<ResultLabels, Counter>,
+    bands: BandGauges,
     active_tokens: Family<PodLabels, Gauge>,
     kv_tokens: Family<PodLabels, Gauge>,
     decode_tokens: Family<PodLabels, Gauge>,
@@ -97,8 +100,11 @@ fn durations() -> Histogram {
 
 impl Default for Metrics {
     fn default() -> Self {
+        let mut registry = Registry::default();
+        let bands = BandGauges::registered(&mut registry);
         let mut metrics = Self {
-            registry: Registry::default(),
+            registry,
+            bands,
             scrapes: Family::default(),
             scrape_duration: durations(),
             scrape_pods: Gauge::default(),
@@ -115,6 +121,7 @@ impl Default for Metrics {
             takeovers: Family::default(),
             ack_age: Family::default(),
             ledger_reads: Family::default(),
+            status_reads: Family::default(),
             active_tokens: Family::default(),
             kv_tokens: Family::default(),
             decode_tokens: Family::default(),
@@ -197,6 +204,11 @@ impl Metrics {
             "Reads of the filters' ledgers by result",
             self.ledger_reads.clone(),
         );
+        agent.register(
+            "status_reads",
+            "Reads of the filters' state by result",
+            self.status_reads.clone(),
+        );
         let load = self.registry.sub_registry_with_prefix("pd_token_load");
         load.register(
             "active_tokens",
@@ -277,12 +289,21 @@ impl Metrics {
             .inc();
     }
 
-    /// Everything as OpenMetrics text: `ledgers` are those of all Envoys that answered.
+    /// The state of an Envoy's filter was read, or could not be.
+    pub fn status_read(&self, result: &'static str) {
+        self.status_reads
+            .get_or_create(&ResultLabels { result })
+            .inc();
+    }
+
+    /// Everything as OpenMetrics text: `ledgers` and `statuses` are those of all Envoys that
+    /// answered.
     pub fn render(
         &self,
         samples: (usize, Option<Duration>),
         acks: &[AckAge],
         ledgers: &[Ledgers],
+        statuses: &[(String, Status)],
     ) -> Result<String, std::fmt::Error> {
         let _rendering = self
             .rendering
@@ -299,6 +320,7 @@ impl Metrics {
             self.ack_age.get_or_create(&labels).set(age.as_secs_f64());
         }
         self.mirror(ledgers);
+        self.bands.show(statuses);
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
@@ -369,7 +391,7 @@ mod tests {
     fn ledgers_of_several_envoys_are_summed_per_pod_and_forgotten_when_gone() {
         let metrics = Metrics::default();
         let both = [ledgers("p", 10, 1), ledgers("p", 5, 2), ledgers("q", 1, 0)];
-        let page = metrics.render((0, None), &[], &both).unwrap();
+        let page = metrics.render((0, None), &[], &both, &[]).unwrap();
         for line in [
             "pd_token_load_active_tokens{namespace=\"n\",pod_name=\"p\"} 15\n",
             "pd_token_load_kv_tokens{namespace=\"n\",pod_name=\"p\"} 14\n",
@@ -378,7 +400,7 @@ mod tests {
         ] {
             assert!(page.contains(line), "{line} is not in\n{page}");
         }
-        let page = metrics.render((0, None), &[], &[]).unwrap();
+        let page = metrics.render((0, None), &[], &[], &[]).unwrap();
         assert!(!page.contains("pod_name"), "{page}");
     }
 }
