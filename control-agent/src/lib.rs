@@ -8,6 +8,7 @@
 pub mod admin;
 pub mod args;
 pub mod backoff;
+pub mod bands;
 pub mod check;
 pub mod http;
 pub mod metrics;

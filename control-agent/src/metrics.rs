@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pd_wire::control::Ledgers;
+use pd_wire::control::{Ledgers, Status};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -13,6 +13,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use tokio::time::Instant;
 
+use crate::bands::BandGauges;
 use crate::snapshot::Fleet;
 use crate::token_load::TokenLoad;
 
@@ -76,6 +77,8 @@ pub struct Metrics {
     takeovers: Family<TargetLabels, Counter>,
     ack_age: Family<PushLabels, FloatGauge>,
     ledger_reads: Family<ResultLabels, Counter>,
+    status_reads: Family<ResultLabels, Counter>,
+    bands: BandGauges,
     /// Held while the families that mirror state are refilled and encoded.
     load: Mutex<TokenLoad>,
 }
@@ -90,8 +93,10 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut registry = Registry::default();
         let load = Mutex::new(TokenLoad::registered(&mut registry));
+        let bands = BandGauges::registered(&mut registry);
         let mut metrics = Self {
             registry,
+            bands,
             scrapes: Family::default(),
             scrape_duration: durations(),
             scrape_pods: Gauge::default(),
@@ -108,6 +113,7 @@ impl Default for Metrics {
             takeovers: Family::default(),
             ack_age: Family::default(),
             ledger_reads: Family::default(),
+            status_reads: Family::default(),
             load,
         };
         metrics.register();
@@ -187,6 +193,11 @@ impl Metrics {
             "Reads of the filters' ledgers by result",
             self.ledger_reads.clone(),
         );
+        agent.register(
+            "status_reads",
+            "Reads of the filters' state by result",
+            self.status_reads.clone(),
+        );
     }
 
     /// The pods file could not be used.
@@ -251,12 +262,21 @@ impl Metrics {
             .inc();
     }
 
-    /// Everything as OpenMetrics text: `ledgers` are those of all Envoys that answered, read now.
+    /// The state of an Envoy's filter was read, or could not be.
+    pub fn status_read(&self, result: &'static str) {
+        self.status_reads
+            .get_or_create(&ResultLabels { result })
+            .inc();
+    }
+
+    /// Everything as OpenMetrics text: `ledgers` and `statuses` are those of all Envoys that
+    /// answered, read now.
     pub fn render(
         &self,
         samples: (usize, Option<Duration>),
         acks: &[AckAge],
         ledgers: &[Ledgers],
+        statuses: &[(String, Status)],
         now: Instant,
     ) -> Result<String, std::fmt::Error> {
         let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
@@ -271,6 +291,7 @@ impl Metrics {
             self.ack_age.get_or_create(&labels).set(age.as_secs_f64());
         }
         load.show(ledgers, now);
+        self.bands.show(statuses);
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)

@@ -4,7 +4,7 @@ use crate::host::{clock, raw, store::SharedData, stream};
 use crate::root::Settings;
 use crate::vm;
 use pd_core::fleet::{accept_samples, accept_topology};
-use pd_core::{session, token};
+use pd_core::{serve, session, token};
 use pd_wire::control::{PushReply, Status};
 use pd_wire::{names, topology};
 use proxy_wasm::types::{Action, BufferType};
@@ -151,6 +151,11 @@ impl Control {
                     live_flows: vms.iter().map(|vm| u64::from(vm.live_flows)).sum(),
                     vms,
                     sessions: session::remembered(&SharedData),
+                    bands: serve::report::bands(
+                        &mut vm.worker.fleet,
+                        &self.settings.config,
+                        &SharedData,
+                    ),
                     knobs: self.settings.config.report(),
                 },
             );

@@ -17,7 +17,7 @@ use pd_agent::args::{Config, Log, LogFormat};
 use pd_agent::push::Credentials;
 use pd_agent::scrape::Schedule;
 use pd_agent::{Agent, http};
-use pd_wire::control::{Ledgers, PushReply};
+use pd_wire::control::{Ledgers, PushReply, Status};
 use pd_wire::names;
 use pd_wire::samples::{PodSample, Samples};
 use pd_wire::topology::{Stamp, Topology, WIRE_VERSION};
@@ -292,6 +292,7 @@ pub(crate) struct Held {
     /// Token asked for.
     pub(crate) token: Option<String>,
     pub(crate) ledgers: Ledgers,
+    pub(crate) status: Status,
 }
 
 impl Held {
@@ -362,6 +363,9 @@ impl Held {
             (&Method::PUT, names::PATH_SAMPLES) => self.put_samples(request.body()),
             (&Method::GET, names::PATH_LEDGERS) => {
                 (StatusCode::OK, serde_json::to_vec(&self.ledgers).unwrap())
+            }
+            (&Method::GET, names::PATH_STATUS) => {
+                (StatusCode::OK, serde_json::to_vec(&self.status).unwrap())
             }
             _ => (StatusCode::NOT_FOUND, Vec::new()),
         }

@@ -22,6 +22,7 @@ pub mod reply;
 pub mod request;
 pub mod score;
 pub mod select;
+pub mod serve;
 pub mod session;
 #[cfg(feature = "testkit")]
 pub mod testkit;

@@ -5,6 +5,7 @@ use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
+use crate::serve::Serve;
 use crate::session::Sweep;
 use std::rc::Rc;
 
@@ -15,6 +16,8 @@ pub struct Worker {
     pub fleet: FleetCache,
     /// What this VM has charged.
     pub ledger: Ledger,
+    /// Prompt lengths and the rolesets preferred for them.
+    pub serve: Serve,
     /// Random words and ids.
     pub ids: Ids,
     /// Where the round over the session table is.
@@ -37,6 +40,7 @@ impl Worker {
         Self {
             fleet: FleetCache::new(),
             ledger: Ledger::new(nonce),
+            serve: Serve::default(),
             ids,
             sessions: Sweep::default(),
             in_flight: 0,
@@ -64,6 +68,7 @@ impl Worker {
         now_ms: u64,
         is_janitor: bool,
     ) {
+        self.serve.tick(store, now_ms);
         if is_janitor {
             let max_sessions = config.knobs.token_load_max_sessions;
             self.sessions.tick(store, max_sessions, now_ms);

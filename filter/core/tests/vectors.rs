@@ -124,6 +124,7 @@ vectors! {
     plain_strategies: "selection/plain.json",
     pair_selection: "selection/pair.json",
     fast_paths: "selection/fast_paths.json",
+    bands: "selection/bands.json",
 }
 
 /// The scores of every case, one a line, with their bits.

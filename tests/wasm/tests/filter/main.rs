@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod abi;
+mod bands;
 mod bodies;
 mod configure;
 mod endings;
