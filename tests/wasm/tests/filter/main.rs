@@ -14,6 +14,7 @@ mod reload;
 mod retry;
 mod schedules;
 mod snapshot;
+mod spread;
 mod stand;
 mod streaming;
 mod upgrade;
