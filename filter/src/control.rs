@@ -4,7 +4,7 @@ use crate::host::{clock, raw, store::SharedData, stream};
 use crate::root::Settings;
 use crate::vm;
 use pd_core::fleet::{accept_samples, accept_topology};
-use pd_core::token;
+use pd_core::{serve, token};
 use pd_wire::control::{PushReply, Status};
 use pd_wire::{names, topology};
 use proxy_wasm::types::{Action, BufferType};
@@ -150,6 +150,11 @@ impl Control {
                     samples: vm.worker.fleet.samples_status(now_ms),
                     live_flows: vms.iter().map(|vm| u64::from(vm.live_flows)).sum(),
                     vms,
+                    bands: serve::report::bands(
+                        &mut vm.worker.fleet,
+                        &self.settings.config,
+                        &SharedData,
+                    ),
                     knobs: self.settings.config.report(),
                 },
             );

@@ -159,6 +159,7 @@ impl Vm {
             memory_pages: memory_pages(),
         };
         let report = self.worker.ledger.tick(&SharedData, vitals);
+        self.worker.tick(&SharedData, now_ms);
         if report.fenced {
             log::warn!("this VM was taken for dead; its charges are published again");
         }

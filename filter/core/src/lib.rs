@@ -22,6 +22,7 @@ pub mod reply;
 pub mod request;
 pub mod score;
 pub mod select;
+pub mod serve;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 pub mod token;

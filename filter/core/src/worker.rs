@@ -5,6 +5,7 @@ use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
+use crate::serve::Serve;
 use std::rc::Rc;
 
 /// State of one VM.
@@ -14,6 +15,8 @@ pub struct Worker {
     pub fleet: FleetCache,
     /// What this VM has charged.
     pub ledger: Ledger,
+    /// Prompt lengths and the rolesets preferred for them.
+    pub serve: Serve,
     /// Random words and ids.
     pub ids: Ids,
     /// Requests in flight, orphaned ones left out.
@@ -34,6 +37,7 @@ impl Worker {
         Self {
             fleet: FleetCache::new(),
             ledger: Ledger::new(nonce),
+            serve: Serve::default(),
             ids,
             in_flight: 0,
             retrying: 0,
@@ -49,6 +53,11 @@ impl Worker {
             return known;
         }
         self.fleet.model(name)
+    }
+
+    /// Work of every tick beside the ledger's own; see [`Ledger::tick`].
+    pub fn tick(&mut self, store: &dyn SharedStore, now_ms: u64) {
+        self.serve.tick(store, now_ms);
     }
 
     /// May one more request be tried on another roleset? At most `percent` of the requests in

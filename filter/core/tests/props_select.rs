@@ -13,7 +13,7 @@
 mod scenario;
 
 use pd_core::score::{decode, prefill};
-use pd_core::select::{DecodeImbalance, Shape, Strategy as Plain, Target};
+use pd_core::select::{Decision, DecodeImbalance, Reason, Shape, Strategy as Plain, Target};
 use pd_wire::knobs::{DecodePolicy, PrefillPolicy};
 use proptest::prelude::*;
 use scenario::{Overrides, PodSpec, Scenario};
@@ -116,6 +116,7 @@ prop_compose! {
         capacity in (prop_oneof![Just(0), 0..40_u32], prop_oneof![Just(0), 0..40_u32]),
         local_prefill_max_tokens in prop_oneof![Just(0), 0..300_u64],
         prompt_tokens in 0..300_u64,
+        banded in prop::option::of(0..5_usize),
     ) -> Scenario {
         let pods: Vec<PodSpec> = pods
             .into_iter()
@@ -144,6 +145,7 @@ prop_compose! {
             tie,
             shape: Some(shape),
             prompt_tokens,
+            banded: banded.map(|roleset| format!("r{roleset}")),
             text_bytes: 4 * prompt_tokens,
             ..Scenario::default()
         }
@@ -240,6 +242,47 @@ proptest! {
         prop_assert_eq!(pair, complete, "{:?}", outcome.result);
         for score in outcome.prefill.values().chain(outcome.decode.values()) {
             prop_assert!(score.is_finite());
+        }
+    }
+
+    #[test]
+    fn a_band_moves_a_pair_to_its_roleset_and_refuses_nothing(
+        scenario in scenario(),
+        excluded in prop::collection::vec(0..4_usize, 0..3),
+        blocked in prop::collection::vec((0..24_usize, 0..24_usize), 0..12),
+        banded in 0..4_usize,
+    ) {
+        let name = |at: usize| Some(scenario.pods.get(at)?.name.clone());
+        let without = Scenario {
+            banded: None,
+            excluded: excluded.iter().map(|roleset| format!("r{roleset}")).collect(),
+            blocked: blocked
+                .iter()
+                .filter_map(|(prefill, decode)| Some((name(*prefill)?, name(*decode)?)))
+                .collect(),
+            ..scenario.clone()
+        };
+        let with = Scenario { banded: Some(format!("r{banded}")), ..without.clone() };
+        let plain = without.run();
+        let advised = with.run();
+        match (&plain.result, &advised.result) {
+            (Ok(plain), Ok(advised)) => {
+                let pods = |decision: &Decision| match decision.target {
+                    Target::Pair(pair) => Some(pair.decode),
+                    Target::OneLeg(pod) if decision.explanation.reason == Reason::LocalPrefill => {
+                        Some(pod)
+                    }
+                    _ => None,
+                };
+                let roleset = pods(advised).map(|pod| &scenario.pods[usize::from(pod)].roleset);
+                if advised.explanation.banded {
+                    prop_assert_eq!(roleset, with.banded.as_ref());
+                } else {
+                    prop_assert_eq!(pods(plain), pods(advised));
+                }
+                prop_assert_eq!(pods(plain).is_some(), pods(advised).is_some());
+            }
+            (plain, advised) => prop_assert_eq!(plain, advised),
         }
     }
 
@@ -477,6 +520,35 @@ fn the_explanation_names_the_check_that_fired() {
         (true, Some(Requests)),
     ];
     assert_eq!(fired, expected);
+}
+
+#[test]
+fn the_explanation_says_where_a_band_left_others_out() {
+    let text = include_str!("vectors/selection/bands.json");
+    let file: serde_json::Value = serde_json::from_str(text).unwrap();
+    let cases = file["cases"].as_array().unwrap();
+    let scenario = |case: &serde_json::Value| -> Scenario {
+        serde_json::from_value(case["given"].clone()).unwrap()
+    };
+    let banded = |scenario: &Scenario| scenario.run().result.unwrap().explanation.banded;
+    let decided: Vec<bool> = cases.iter().map(|case| banded(&scenario(case))).collect();
+    let mut expected = vec![false; cases.len()];
+    for at in [0, 1, 3] {
+        expected[at] = true;
+    }
+    assert_eq!(decided, expected);
+    let first = scenario(&cases[0]);
+    let explanation = first.run().result.unwrap().explanation;
+    assert_eq!(
+        explanation.render(&first.fleet()),
+        "reason=score; prompt_tokens=0; band=length; prefill=ns/p1:9; decode=ns/d1:9"
+    );
+    // A band that leaves nobody out decides nothing.
+    let alone = Scenario {
+        pods: first.pods[2..].to_vec(),
+        ..first
+    };
+    assert!(!banded(&alone));
 }
 
 #[test]

@@ -76,6 +76,7 @@ impl Worker {
                 allowed: &|_| true,
                 excluded_rolesets: &[],
                 blocked_pairs: &[],
+                banded_roleset: None,
                 tie,
                 shape: Shape::Pair,
             })?;

@@ -176,6 +176,7 @@ vectors! {
     fast_path_edges: "selection/fast_path_edges.json",
     pair_edges: "selection/pair_edges.json",
     bucket_edges: "selection/bucket_edges.json",
+    bands: "selection/bands.json",
 }
 
 #[derive(Deserialize)]

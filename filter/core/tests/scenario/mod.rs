@@ -38,6 +38,8 @@ pub(crate) struct Scenario {
     pub(crate) disallowed: Vec<String>,
     /// Pairs ejected together.
     pub(crate) blocked: Vec<(String, String)>,
+    /// Roleset that the prompt's length is banded to; one that is not in the fleet is none.
+    pub(crate) banded: Option<String>,
     /// Random word.
     pub(crate) tie: u64,
 }
@@ -232,6 +234,15 @@ impl Scenario {
             allowed: &|pod| !disallowed.contains(&pod),
             excluded_rolesets: &excluded,
             blocked_pairs: &blocked,
+            banded_roleset: self
+                .banded
+                .as_ref()
+                .and_then(|name| {
+                    (0..)
+                        .zip(fleet.rolesets.iter())
+                        .find(|(_, it)| it.name == *name)
+                })
+                .map(|(at, _)| at),
             tie: self.tie,
             shape: self.shape.unwrap_or(Shape::Pair),
         });

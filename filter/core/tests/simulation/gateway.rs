@@ -8,8 +8,9 @@ use pd_core::ledger::{
 };
 use pd_core::prefix::{Chain, PrefixIndex, chain, model_hash};
 use pd_core::select::{Decision, Query, Refusal, Settings, Shape, Target, select};
+use pd_core::serve::{Ask, Serve};
 use pd_core::testkit::MemoryStore;
-use pd_wire::knobs::{Knobs, PrefillPolicy};
+use pd_wire::knobs::{BucketServeMode, Knobs, PrefillPolicy};
 use pd_wire::samples::PodSample;
 
 /// Workers of the Envoy.
@@ -22,12 +23,18 @@ const BLOCK_BYTES: usize = 128;
 pub(crate) struct Gateway {
     pub(crate) fleet: ModelFleet,
     store: MemoryStore,
-    vms: Vec<Ledger>,
+    vms: Vec<Vm>,
     ids: Ids,
     index: PrefixIndex,
     keys: Vec<PodKey>,
     settings: Settings,
+    bands: Option<BucketServeMode>,
     request_cost: u64,
+}
+
+struct Vm {
+    ledger: Ledger,
+    serve: Serve,
 }
 
 /// A request that was sent to a pair.
@@ -42,19 +49,30 @@ pub(crate) struct Routed {
 // === impl Gateway ===
 
 impl Gateway {
-    pub(crate) fn new(fleet: ModelFleet, settings: Settings, seed: u64) -> Self {
+    /// `bands` switches adaptive bucket serving on.
+    pub(crate) fn new(
+        fleet: ModelFleet,
+        settings: Settings,
+        bands: Option<BucketServeMode>,
+        seed: u64,
+    ) -> Self {
         let mut bytes = [0xa5; 32];
         bytes[..8].copy_from_slice(&seed.to_le_bytes());
         let knobs = Knobs::default();
         let blocks = knobs.prefix_cache_block_number;
+        let vm = |nonce| Vm {
+            ledger: Ledger::new(nonce),
+            serve: Serve::default(),
+        };
         Self {
             store: MemoryStore::new(),
-            vms: (1..).take(VMS as usize).map(Ledger::new).collect(),
+            vms: (1..).take(VMS as usize).map(vm).collect(),
             ids: Ids::new(bytes),
             index: PrefixIndex::new(blocks, knobs.prefix_cache_eviction_duration_ms),
             keys: fleet.pods.iter().map(|pod| pod.key).collect(),
             request_cost: knobs.token_load_request_cost,
             settings,
+            bands,
             fleet,
         }
     }
@@ -65,24 +83,37 @@ impl Gateway {
     }
 
     /// The root tick of every VM.
-    pub(crate) fn tick(&mut self) {
+    pub(crate) fn tick(&mut self, now_ms: u64) {
         for vm in &mut self.vms {
-            vm.tick(&self.store, Vitals::default());
+            vm.ledger.tick(&self.store, Vitals::default());
+            vm.serve.tick(&self.store, now_ms);
         }
     }
 
     /// A request arrives at one of the VMs: it chooses a pair and charges it.
     pub(crate) fn route(&mut self, prompt: &[Segment], now_ms: u64) -> Routed {
-        let vm = (self.ids.word() % VMS) as usize;
+        let nth = (self.ids.word() % VMS) as usize;
+        let vm = &mut self.vms[nth];
         let tokens: u64 = prompt.iter().map(|segment| segment.tokens).sum();
         let mut matched = vec![0; self.keys.len()];
         let (store, keys) = (&self.store, &self.keys);
-        let chain = self.reads_prefixes().then(|| {
+        let chain = reads_prefixes(&self.settings).then(|| {
             let mut blocks = chain([text(prompt).as_slice()], BLOCK_BYTES, 0);
             let model = model_hash(&self.fleet.name);
             self.index
                 .lookup(store, model, &mut blocks, keys, now_ms, &mut matched);
             blocks
+        });
+        let banded_roleset = self.bands.and_then(|mode| {
+            let ask = Ask {
+                fleet: &self.fleet,
+                profile: None,
+                mode,
+                prompt_tokens: tokens,
+                now_ms,
+            };
+            vm.serve.record(&ask);
+            vm.serve.roleset_for(&ask)
         });
         let query = Query {
             fleet: &self.fleet,
@@ -96,11 +127,12 @@ impl Gateway {
             allowed: &|_| true,
             excluded_rolesets: &[],
             blocked_pairs: &[],
+            banded_roleset,
             tie: self.ids.word(),
             shape: Shape::Pair,
         };
         let (fleet, settings, cost) = (&self.fleet, &self.settings, self.request_cost);
-        let charged = self.vms[vm].charge(store, fleet.slot, now_ms, |totals| {
+        let charged = vm.ledger.charge(store, fleet.slot, now_ms, |totals| {
             let loads: Vec<Amounts> = totals.aligned(&fleet.pods);
             let decision = select(&Query {
                 loads: &loads,
@@ -128,7 +160,7 @@ impl Gateway {
         Routed {
             prefill: usize::from(charged.decision.prefill),
             decode: usize::from(charged.decision.decode),
-            vm,
+            vm: nth,
             charge: charged.id,
             chain,
         }
@@ -136,7 +168,9 @@ impl Gateway {
 
     /// The prefill pod answered; the decode leg goes.
     pub(crate) fn hand_over(&mut self, routed: &Routed, now_ms: u64) {
-        self.vms[routed.vm].handed_over(&self.store, routed.charge);
+        self.vms[routed.vm]
+            .ledger
+            .handed_over(&self.store, routed.charge);
         if let Some(chain) = &routed.chain {
             let (model, pod) = (model_hash(&self.fleet.name), self.keys[routed.prefill]);
             self.index.learn(&self.store, model, chain, pod, now_ms);
@@ -145,19 +179,21 @@ impl Gateway {
 
     /// The decode pod answered.
     pub(crate) fn end(&mut self, routed: &Routed) {
-        self.vms[routed.vm].release(&self.store, routed.charge);
+        self.vms[routed.vm]
+            .ledger
+            .release(&self.store, routed.charge);
     }
 
     /// True when nothing is charged any more.
     pub(crate) fn is_quiet(&mut self) -> bool {
         let slot = self.fleet.slot;
-        self.vms[0].totals(&self.store, slot).is_zero()
+        self.vms[0].ledger.totals(&self.store, slot).is_zero()
     }
+}
 
-    fn reads_prefixes(&self) -> bool {
-        use PrefillPolicy::{LeastRequest, TokenLoad};
-        !matches!(self.settings.prefill_policy, LeastRequest | TokenLoad)
-    }
+fn reads_prefixes(settings: &Settings) -> bool {
+    use PrefillPolicy::{LeastRequest, TokenLoad};
+    !matches!(settings.prefill_policy, LeastRequest | TokenLoad)
 }
 
 /// What the pod has to compute, as it is charged: only `hybrid_cache_load` minds the match.

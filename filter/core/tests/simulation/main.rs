@@ -24,12 +24,12 @@ use engine::Micros;
 use pd_core::fleet::ModelFleet;
 use pd_core::select::Settings;
 use pd_core::testkit::{model, pod};
-use pd_wire::knobs::PrefillPolicy;
+use pd_wire::knobs::{BucketServeMode, PrefillPolicy};
 use pd_wire::profile::{ModelConfig, Profile};
 use std::collections::BTreeMap;
 use table::Row;
 use workload::{Dice, Session};
-use world::{Outcome, play};
+use world::play;
 
 const SEEDS: [u64; 3] = [1, 2, 3];
 const SECOND: Micros = 1_000_000;
@@ -61,27 +61,49 @@ fn fleet(rolesets: usize, pods: usize, ranges: &[(u64, Option<u64>)]) -> ModelFl
     (*builder.fleet()).clone()
 }
 
-fn compare(
-    name: &'static str,
-    fleet: &ModelFleet,
+/// How a gateway is set up.
+#[derive(Clone, Copy)]
+struct Setup<'a> {
+    fleet: &'a ModelFleet,
     settings: Settings,
-    measure_from: Micros,
-    work: impl Fn(&mut Dice) -> Vec<Session>,
-) -> Row {
-    let outcomes: Vec<Outcome> = SEEDS
-        .iter()
-        .map(|seed| {
-            let sessions = work(&mut Dice::new(*seed));
-            play(fleet, settings, &sessions, measure_from, *seed)
-        })
-        .collect();
-    Row::new(name, outcomes)
+    /// Adaptive bucket serving.
+    bands: Option<BucketServeMode>,
 }
 
-fn policy(prefill_policy: PrefillPolicy) -> Settings {
-    Settings {
-        prefill_policy,
-        ..Settings::default()
+// === impl Setup ===
+
+impl<'a> Setup<'a> {
+    fn policy(fleet: &'a ModelFleet, prefill_policy: PrefillPolicy) -> Self {
+        let settings = Settings {
+            prefill_policy,
+            ..Settings::default()
+        };
+        Self {
+            fleet,
+            settings,
+            bands: None,
+        }
+    }
+
+    /// Plays the work of every seed and measures the requests from a time on.
+    fn play(
+        self,
+        name: &'static str,
+        measure_from: Micros,
+        work: impl Fn(&mut Dice) -> Vec<Session>,
+    ) -> Row {
+        let outcome = |seed: &u64| {
+            let sessions = work(&mut Dice::new(*seed));
+            play(
+                self.fleet,
+                self.settings,
+                self.bands,
+                &sessions,
+                measure_from,
+                *seed,
+            )
+        };
+        Row::new(name, SEEDS.iter().map(outcome).collect())
     }
 }
 
@@ -109,7 +131,7 @@ fn token_load_beats_least_request_on_short_and_long_prompts() {
     };
     for (shape, rolesets, pods) in SHAPES {
         let fleet = fleet(rolesets, pods, &[]);
-        let run = |name, prefill| compare(name, &fleet, policy(prefill), 20 * SECOND, work);
+        let run = |name, prefill| Setup::policy(&fleet, prefill).play(name, 20 * SECOND, work);
         let count = run("least_request", PrefillPolicy::LeastRequest);
         let load = run("token_load", PrefillPolicy::TokenLoad);
         table::print(
@@ -127,7 +149,7 @@ fn hybrid_cache_load_beats_both_on_conversations() {
     let work = |dice: &mut Dice| workload::conversations(dice, 3.0, 180);
     for (shape, rolesets, pods) in SHAPES {
         let fleet = fleet(rolesets, pods, &[]);
-        let run = |name, prefill| compare(name, &fleet, policy(prefill), 60 * SECOND, work);
+        let run = |name, prefill| Setup::policy(&fleet, prefill).play(name, 60 * SECOND, work);
         let count = run("least_request", PrefillPolicy::LeastRequest);
         let load = run("token_load", PrefillPolicy::TokenLoad);
         let hybrid = run("hybrid_cache_load", PrefillPolicy::HybridCacheLoad);
@@ -143,7 +165,7 @@ fn hybrid_cache_load_beats_both_on_conversations() {
 }
 
 #[test]
-fn fixed_buckets_suffer_when_the_lengths_shift() {
+fn adaptive_buckets_beat_fixed_ones_when_the_lengths_shift() {
     // Cut so that each quarter of the fleet gets a quarter of the tokens of the first minute.
     let cuts = [
         (0, Some(4_000)),
@@ -160,16 +182,26 @@ fn fixed_buckets_suffer_when_the_lengths_shift() {
             }
         })
     };
-    let settings = Settings {
-        bucketing: true,
-        ..policy(PrefillPolicy::TokenLoad)
-    };
-    let run = |name, ranges| {
+    let run = |name, ranges, bands| {
         let fleet = fleet(4, 2, ranges);
-        compare(name, &fleet, settings, 90 * SECOND, work)
+        let mut setup = Setup::policy(&fleet, PrefillPolicy::TokenLoad);
+        setup.settings.bucketing = true;
+        setup.bands = bands;
+        setup.play(name, 90 * SECOND, work)
     };
-    let fixed = run("fixed", &cuts[..]);
-    let shared = run("every length everywhere", &[]);
-    table::print("lengths shift", &[&fixed, &shared]);
-    shared.assert_beats(&fixed, 0.5);
+    let fixed = run("fixed ranges", &cuts[..], None);
+    let mass = run(
+        "adaptive, throughput",
+        &[],
+        Some(BucketServeMode::Throughput),
+    );
+    let count = run("adaptive, rps", &[], Some(BucketServeMode::Rps));
+    // What the engines of this model, all alike, would do without any bucket.
+    let none = run("every length everywhere", &[], None);
+    table::print(
+        "lengths shift, 4 rolesets of 2 + 2 pods",
+        &[&fixed, &mass, &count, &none],
+    );
+    mass.assert_beats(&fixed, 0.3);
+    count.assert_beats(&fixed, 0.3);
 }

@@ -5,6 +5,7 @@ use crate::gateway::{Gateway, Routed};
 use crate::workload::Session;
 use pd_core::fleet::ModelFleet;
 use pd_core::select::Settings;
+use pd_wire::knobs::BucketServeMode;
 use pd_wire::samples::PodSample;
 use pd_wire::topology::Role;
 use std::cmp::Reverse;
@@ -68,6 +69,7 @@ pub(crate) struct Outcome {
 pub(crate) fn play(
     fleet: &ModelFleet,
     settings: Settings,
+    bands: Option<BucketServeMode>,
     sessions: &[Session],
     measure_from: Micros,
     seed: u64,
@@ -76,7 +78,7 @@ pub(crate) fn play(
         now: 0,
         events: BinaryHeap::new(),
         order: 0,
-        gateway: Gateway::new(fleet.clone(), settings, seed),
+        gateway: Gateway::new(fleet.clone(), settings, bands, seed),
         engines: fleet
             .pods
             .iter()
@@ -115,7 +117,7 @@ impl World<'_> {
             self.now = time;
             match event {
                 Event::Tick => {
-                    self.gateway.tick();
+                    self.gateway.tick(time / 1000);
                     self.at(time + TICK, Event::Tick);
                 }
                 Event::Scrape => self.scrape(),
