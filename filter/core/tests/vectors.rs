@@ -243,6 +243,9 @@ mod disk {
     use std::fs;
     use std::path::{Path, PathBuf};
 
+    /// Files that are not of a policy.
+    const ALONE: [&str; 3] = ["scores.snap", "prefix_chain.json", "charges.json"];
+
     pub(super) fn folder() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
     }
@@ -255,7 +258,7 @@ mod disk {
                 .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         };
         let files: BTreeSet<String> = names(folder())
-            .filter(|name| name != "scores.snap" && name != "prefix_chain.json")
+            .filter(|name| !ALONE.contains(&name.as_str()))
             .flat_map(|policy| {
                 names(folder().join(&policy)).map(move |file| format!("{policy}/{file}"))
             })

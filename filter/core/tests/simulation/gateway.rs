@@ -168,24 +168,23 @@ impl Gateway {
 
     /// The prefill pod answered; the decode leg goes.
     pub(crate) fn hand_over(&mut self, routed: &Routed, now_ms: u64) {
-        self.vms[routed.vm]
-            .ledger
-            .handed_over(&self.store, routed.charge);
+        let ledger = &mut self.vms[routed.vm].ledger;
+        ledger.prefill_done(routed.charge);
+        ledger.decode_sent(routed.charge);
         if let Some(chain) = &routed.chain {
             let (model, pod) = (model_hash(&self.fleet.name), self.keys[routed.prefill]);
             self.index.learn(&self.store, model, chain, pod, now_ms);
         }
     }
 
-    /// The decode pod answered.
+    /// The decode pod answered. Others see it at the VM's next charge or tick.
     pub(crate) fn end(&mut self, routed: &Routed) {
-        self.vms[routed.vm]
-            .ledger
-            .release(&self.store, routed.charge);
+        self.vms[routed.vm].ledger.release(routed.charge);
     }
 
-    /// True when nothing is charged any more.
-    pub(crate) fn is_quiet(&mut self) -> bool {
+    /// True when nothing is charged any more, once every VM has ticked.
+    pub(crate) fn is_quiet(&mut self, now_ms: u64) -> bool {
+        self.tick(now_ms);
         let slot = self.fleet.slot;
         self.vms[0].ledger.totals(&self.store, slot).is_zero()
     }
