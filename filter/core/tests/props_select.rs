@@ -12,6 +12,7 @@
 
 mod scenario;
 
+use pd_core::score::{decode, prefill};
 use pd_core::select::{Decision, DecodeImbalance, Reason, Shape, Strategy as Plain, Target};
 use pd_wire::knobs::{DecodePolicy, PrefillPolicy};
 use proptest::prelude::*;
@@ -108,6 +109,8 @@ prop_compose! {
         ties_by_pod_id in any::<bool>(),
         tie in any::<u64>(),
         disallowed in prop::collection::vec(0..24_usize, 0..3),
+        blocked in prop::collection::vec((0..24_usize, 0..24_usize), 0..12),
+        excluded in prop::collection::vec(0..4_usize, 0..2),
         shape in prop::sample::select(&SHAPES[..]),
         bucketing in any::<bool>(),
         capacity in (prop_oneof![Just(0), 0..40_u32], prop_oneof![Just(0), 0..40_u32]),
@@ -120,10 +123,10 @@ prop_compose! {
             .enumerate()
             .map(|(at, pod)| PodSpec { name: format!("pod-{at:02}"), ..pod })
             .collect();
-        let disallowed = disallowed
-            .into_iter()
-            .filter_map(|at| Some(pods.get(at)?.name.clone()))
-            .collect();
+        let name = |at: usize| pods.get(at).map(|pod| pod.name.clone());
+        let disallowed = disallowed.into_iter().filter_map(name).collect();
+        let blocked = blocked.into_iter().filter_map(|(p, d)| Some((name(p)?, name(d)?)));
+        let blocked = blocked.collect();
         Scenario {
             settings: Overrides {
                 prefill_policy: Some(prefill),
@@ -137,6 +140,8 @@ prop_compose! {
             },
             pods,
             disallowed,
+            blocked,
+            excluded: excluded.into_iter().map(|roleset| format!("r{roleset}")).collect(),
             tie,
             shape: Some(shape),
             prompt_tokens,
@@ -183,6 +188,12 @@ proptest! {
                 prop_assert_eq!(&prefill.role, "prefill");
                 prop_assert_eq!(&decode.role, "decode");
                 prop_assert_eq!(&prefill.roleset, &decode.roleset);
+                let fleet = scenario.fleet();
+                let roleset = &fleet.rolesets[usize::from(pair.roleset)];
+                prop_assert_eq!(&roleset.name, &prefill.roleset);
+                prop_assert!(!scenario.excluded.contains(&roleset.name));
+                let names = (prefill.name.clone(), decode.name.clone());
+                prop_assert!(!scenario.blocked.contains(&names));
                 vec![prefill, decode]
             }
             Ok(Target::Combined(combined)) => {
@@ -206,6 +217,8 @@ proptest! {
     fn a_complete_roleset_always_serves_a_pair(scenario in scenario()) {
         let scenario = Scenario {
             shape: Some(Shape::Pair),
+            excluded: Vec::new(),
+            blocked: Vec::new(),
             settings: Overrides {
                 bucketing: None,
                 max_prefill_per_pod: None,
@@ -282,6 +295,59 @@ proptest! {
     ) {
         let other = Scenario { pods: shuffled, ..scenario.clone() };
         prop_assert_eq!(scenario.run().target, other.run().target);
+    }
+
+    #[test]
+    fn pods_that_may_not_be_chosen_change_nothing(scenario in scenario()) {
+        let gone = |pod: &PodSpec| pod.unusable || scenario.disallowed.contains(&pod.name);
+        let names: Vec<String> =
+            scenario.pods.iter().filter(|pod| gone(pod)).map(|pod| pod.name.clone()).collect();
+        let without = Scenario {
+            pods: scenario.pods.iter().filter(|pod| !gone(pod)).cloned().collect(),
+            disallowed: Vec::new(),
+            blocked: scenario
+                .blocked
+                .iter()
+                .filter(|(prefill, decode)| !names.contains(prefill) && !names.contains(decode))
+                .cloned()
+                .collect(),
+            ..scenario.clone()
+        };
+        let (with, without) = (scenario.run(), without.run());
+        prop_assert_eq!(with.target, without.target);
+        prop_assert_eq!((with.prefill, with.decode), (without.prefill, without.decode));
+    }
+
+    #[test]
+    fn estimates_grow_with_what_they_estimate(
+        load in (0.0..1e6, 0.0..1e5, prop::option::of(0.0..1e5), 0..=100_u8),
+        text in 0.0..1e7,
+        more in 0.0..1e5,
+    ) {
+        let (requests, tokens, throughput, matched) = load;
+        let prefill = |requests, text_bytes| {
+            let load = prefill::Load {
+                requests,
+                match_percent: f64::from(matched),
+                ..prefill::Load::default()
+            };
+            let batch = prefill::Batch { max_requests: 1.0, text_bytes };
+            let weights = prefill::Weights { kv: 0.3, hybrid_factor: 0.5 };
+            prefill::score(PrefillPolicy::Conductor, &load, &batch, &weights)
+        };
+        prop_assert!(prefill(requests, text) <= prefill(requests + more, text));
+        prop_assert!(prefill(requests, text) <= prefill(requests, text + more));
+        let decode = |policy, running, age_s| {
+            let load = decode::Load { sampled: true, running, throughput, tokens, age_s, ..decode::Load::default() };
+            let mean = decode::mean_rate([load].iter());
+            let batch = decode::Batch::measure([load].iter(), mean);
+            let weights = decode::Weights { running: 1.0, throughput: 1.0, output_growth: true };
+            decode::score(policy, &load, &batch, &weights)
+        };
+        let (growth, batch) = (DecodePolicy::TokenLoad, DecodePolicy::Conductor);
+        prop_assert!(tokens <= decode(growth, requests, more));
+        prop_assert!(decode(growth, requests, text) <= decode(growth, requests, text + more));
+        prop_assert!(decode(batch, requests, 0.0) <= decode(batch, requests + more, 0.0));
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl DecodeCandidate {
             };
         };
         let known = |value| reported(value).unwrap_or(0.0);
-        load.sampled = true;
+        load.sampled = reported(sample.running).is_some();
         load.running = (own + known(sample.remote_running)).max(known(sample.running));
         load.throughput = reported(sample.generation_throughput);
         load.kv_usage = reported(sample.kv_usage);

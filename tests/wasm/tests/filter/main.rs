@@ -16,6 +16,7 @@ mod retry;
 mod schedules;
 mod sessions;
 mod snapshot;
+mod spread;
 mod stand;
 mod streaming;
 mod upgrade;
