@@ -4,8 +4,8 @@ use crate::host::{clock, raw, store::SharedData, stream};
 use crate::root::Settings;
 use crate::vm;
 use pd_core::fleet::{accept_samples, accept_topology};
-use pd_core::token;
 use pd_core::tokens::accept_tokenizer;
+use pd_core::{serve, session, token};
 use pd_wire::control::{EstimateStatus, PushReply, Status};
 use pd_wire::{names, topology};
 use proxy_wasm::types::{Action, BufferType};
@@ -165,6 +165,12 @@ impl Control {
                     vms,
                     estimates: estimates.collect(),
                     tokenizers: vm.worker.tokenizers.status(now_ms),
+                    sessions: session::remembered(&SharedData),
+                    bands: serve::report::bands(
+                        &mut vm.worker.fleet,
+                        &self.settings.config,
+                        &SharedData,
+                    ),
                     knobs: self.settings.config.report(),
                 },
             );

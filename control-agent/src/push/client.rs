@@ -18,10 +18,10 @@ use crate::http::{Client, ExchangeError};
 const MAX_REPLY: usize = 64 << 10;
 /// Largest ledger answer, in bytes.
 const MAX_LEDGERS: usize = 16 << 20;
-/// Largest status answer, in bytes.
-const MAX_STATUS: usize = 1 << 20;
 /// How much longer than others the push of a tokenizer may take: it is megabytes.
 const PATIENCE: u32 = 5;
+/// Largest state, in bytes.
+const MAX_STATUS: usize = 16 << 20;
 
 /// Address of a control listener: `http://host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,13 +152,12 @@ impl ControlClient {
         Ok(ledgers.flatten())
     }
 
-    /// Reads the status page; `None` when the answer is none.
-    pub async fn status(&self) -> Result<Option<Status>, ExchangeError> {
+    /// Reads the filter's state; `None` when the answer is none.
+    pub async fn status(&self, timeout: Duration) -> Result<Option<Status>, ExchangeError> {
         let request = self.request(Method::GET, names::PATH_STATUS, None, Bytes::new())?;
-        let exchange = self.client.exchange(request, MAX_STATUS, self.timeout);
-        let (status, body) = exchange.await?;
-        let page = (status == StatusCode::OK).then(|| serde_json::from_slice(&body).ok());
-        Ok(page.flatten())
+        let (status, body) = self.client.exchange(request, MAX_STATUS, timeout).await?;
+        let read = (status == StatusCode::OK).then(|| serde_json::from_slice(&body).ok());
+        Ok(read.flatten())
     }
 
     fn request(

@@ -19,6 +19,8 @@ use super::{Kind, Target};
 use crate::metrics::Metrics;
 use crate::tokenizers::{Receiver, Tokenizer};
 
+/// Longest time for asking what an Envoy holds.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
 /// Wait after a failure.
 const RETRY: Duration = Duration::from_secs(5);
 /// Pushes of one tokenizer in a row that may follow 409s.
@@ -165,7 +167,7 @@ impl TokenizerFeed {
 
 /// Tokenizers that an Envoy holds; none when its filter knows of none.
 async fn held(client: &ControlClient) -> Result<Vec<TokenizerStatus>, String> {
-    match client.status().await {
+    match client.status(READ_TIMEOUT).await {
         Ok(Some(status)) => Ok(status.tokenizers),
         Ok(None) => Err("the status page cannot be read".to_owned()),
         Err(error) => Err(error.to_string()),

@@ -236,6 +236,11 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) async fn start(page: &str) -> Self {
+        Self::at("/metrics", page).await
+    }
+
+    /// An engine whose page is under this path, and nothing is under another.
+    pub(crate) async fn at(path: &'static str, page: &str) -> Self {
         let page = Arc::new(Mutex::new(Page::Text(page.to_owned())));
         let scrapes = Arc::new(AtomicUsize::new(0));
         let (shown, counted) = (page.clone(), scrapes.clone());
@@ -243,7 +248,7 @@ impl Engine {
             let shown = shown.clone();
             counted.fetch_add(1, Ordering::SeqCst);
             async move {
-                assert_eq!(request.uri().path(), "/metrics");
+                assert_eq!(request.uri().path(), path);
                 let page = shown.lock().unwrap().clone();
                 match page {
                     Page::Text(text) => answer(StatusCode::OK, text),
@@ -288,8 +293,8 @@ pub(crate) struct Held {
     /// Token asked for.
     pub(crate) token: Option<String>,
     pub(crate) ledgers: Ledgers,
-    /// Tokenizers as the status page shows them.
-    pub(crate) tokenizers: Vec<TokenizerStatus>,
+    /// The status page.
+    pub(crate) status: Status,
     /// Answers to pushed tokenizers, by status.
     pub(crate) tokenizer_statuses: Vec<u16>,
     /// The next pushed tokenizer is answered like this.
@@ -355,7 +360,11 @@ impl Held {
             return (status, self.reply(None, "refused"));
         }
         let message = Message::parse(body).unwrap();
-        let held = self.tokenizers.iter().find(|it| it.model == message.model);
+        let held = self
+            .status
+            .tokenizers
+            .iter()
+            .find(|it| it.model == message.model);
         if let Some(held) = held {
             let stamp = Stamp {
                 version: WIRE_VERSION,
@@ -374,8 +383,10 @@ impl Held {
                 return (StatusCode::CONFLICT, serde_json::to_vec(&reply).unwrap());
             }
         }
-        self.tokenizers.retain(|it| it.model != message.model);
-        self.tokenizers.push(TokenizerStatus {
+        self.status
+            .tokenizers
+            .retain(|it| it.model != message.model);
+        self.status.tokenizers.push(TokenizerStatus {
             model: message.model,
             digest: format!("{:016x}", digest(&message.file)),
             agent: message.stamp.agent.clone(),
@@ -399,15 +410,11 @@ impl Held {
             (&Method::PUT, names::PATH_TOPOLOGY) => self.put_topology(request.body()),
             (&Method::PUT, names::PATH_SAMPLES) => self.put_samples(request.body()),
             (&Method::PUT, names::PATH_TOKENIZERS) => self.put_tokenizer(request.body()),
-            (&Method::GET, names::PATH_STATUS) => {
-                let status = Status {
-                    tokenizers: self.tokenizers.clone(),
-                    ..Status::default()
-                };
-                (StatusCode::OK, serde_json::to_vec(&status).unwrap())
-            }
             (&Method::GET, names::PATH_LEDGERS) => {
                 (StatusCode::OK, serde_json::to_vec(&self.ledgers).unwrap())
+            }
+            (&Method::GET, names::PATH_STATUS) => {
+                (StatusCode::OK, serde_json::to_vec(&self.status).unwrap())
             }
             _ => (StatusCode::NOT_FOUND, Vec::new()),
         }

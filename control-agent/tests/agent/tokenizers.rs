@@ -29,7 +29,7 @@ fn source() -> (tempfile::TempDir, Source) {
 async fn digest(envoy: &Envoy, what: &str, not: &str) -> String {
     envoy
         .until(what, |held| {
-            let tokenizer = held.tokenizers.first()?;
+            let tokenizer = held.status.tokenizers.first()?;
             (tokenizer.digest != not).then(|| tokenizer.digest.clone())
         })
         .await
@@ -90,9 +90,9 @@ async fn what_the_envoy_holds_already_is_not_pushed() {
 
     // Somebody else's, of a later epoch: gone above.
     envoy.held(|held| {
-        held.tokenizers[0].digest = "0".to_owned();
-        held.tokenizers[0].agent = "somebody".to_owned();
-        held.tokenizers[0].epoch = u64::MAX / 2;
+        held.status.tokenizers[0].digest = "0".to_owned();
+        held.status.tokenizers[0].agent = "somebody".to_owned();
+        held.status.tokenizers[0].epoch = u64::MAX / 2;
     });
     let agent = Running::start(config).await;
     digest(&envoy, "ours again", "0").await;
@@ -101,7 +101,7 @@ async fn what_the_envoy_holds_already_is_not_pushed() {
         [200, 409, 200]
     );
     assert_eq!(
-        envoy.held(|held| held.tokenizers[0].epoch),
+        envoy.held(|held| held.status.tokenizers[0].epoch),
         u64::MAX / 2 + 1
     );
     agent.stop().await.unwrap();

@@ -22,6 +22,8 @@ pub mod reply;
 pub mod request;
 pub mod score;
 pub mod select;
+pub mod serve;
+pub mod session;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 pub mod token;

@@ -31,6 +31,8 @@ pub enum Meter {
     Watchdog,
     /// Charges given back because they outlived their time to live.
     ChargeExpired,
+    /// Requests whose session key was too long to be looked at.
+    SessionKeyTooLong,
 }
 
 impl Meter {
@@ -49,6 +51,7 @@ impl Meter {
             Self::Orphan => "gateway_pd_orphan_total",
             Self::Watchdog => "gateway_pd_decode_watchdog_total",
             Self::ChargeExpired => "gateway_pd_charge_expired_total",
+            Self::SessionKeyTooLong => "gateway_pd_session_key_too_long_total",
         }
     }
 }

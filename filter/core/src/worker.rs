@@ -5,6 +5,8 @@ use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
+use crate::serve::Serve;
+use crate::session::Sweep;
 use crate::tokens::{Estimates, Tokenizers};
 use std::rc::Rc;
 
@@ -21,8 +23,12 @@ pub struct Worker {
     pub tokenizers: Tokenizers,
     /// Random number of this VM.
     pub nonce: u32,
+    /// Prompt lengths and the rolesets preferred for them.
+    pub serve: Serve,
     /// Random words and ids.
     pub ids: Ids,
+    /// Where the round over the session table is.
+    pub sessions: Sweep,
     /// Requests in flight, orphaned ones left out.
     pub in_flight: usize,
     /// Requests that are being tried on another roleset.
@@ -44,16 +50,13 @@ impl Worker {
             estimates: Estimates::default(),
             tokenizers: Tokenizers::default(),
             nonce,
+            serve: Serve::default(),
             ids,
+            sessions: Sweep::default(),
             in_flight: 0,
             retrying: 0,
             orphans: 0,
         }
-    }
-
-    /// The VM's own duties at every tick, beside snapshot and ledger.
-    pub fn tick(&mut self, store: &dyn SharedStore, now_ms: u64) {
-        self.estimates.tick(store, now_ms);
     }
 
     /// The model's pods. The snapshot is brought up to date by the tick; a model that is not in
@@ -64,6 +67,23 @@ impl Worker {
             return known;
         }
         self.fleet.model(name)
+    }
+
+    /// The VM's own duties beside the ledger's beat; call once per tick. The janitor also does
+    /// what one VM does for all.
+    pub fn tick(
+        &mut self,
+        config: &Config,
+        store: &dyn SharedStore,
+        now_ms: u64,
+        is_janitor: bool,
+    ) {
+        self.serve.tick(store, now_ms);
+        self.estimates.tick(store, now_ms);
+        if is_janitor {
+            let max_sessions = config.knobs.token_load_max_sessions;
+            self.sessions.tick(store, max_sessions, now_ms);
+        }
     }
 
     /// May one more request be tried on another roleset? At most `percent` of the requests in

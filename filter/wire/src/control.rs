@@ -95,6 +95,12 @@ pub struct Status {
     /// Tokenizers held, and what the answering VM made of them.
     #[serde(default)]
     pub tokenizers: Vec<TokenizerStatus>,
+    /// Sessions remembered, counted once a minute.
+    #[serde(default)]
+    pub sessions: u64,
+    /// Bands of adaptive buckets; none when they are off.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bands: Vec<Band>,
     /// Knobs in force, by camelCase name.
     pub knobs: serde_json::Map<String, serde_json::Value>,
 }
@@ -189,6 +195,23 @@ pub struct VmStatus {
     pub live_flows: u32,
     /// Linear memory, in pages of 64 KiB.
     pub memory_pages: u32,
+}
+
+/// Prompt lengths for which a roleset is preferred. One roleset may have several bands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Band {
+    /// Model.
+    pub model: String,
+    /// Namespace of the roleset.
+    pub namespace: String,
+    /// Name of the roleset.
+    pub roleset: String,
+    /// Shortest length, in tokens.
+    pub low: u64,
+    /// Longest length, in tokens; absent = no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high: Option<u64>,
 }
 
 impl Charged {

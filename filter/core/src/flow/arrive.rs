@@ -9,7 +9,8 @@ use crate::ledger::Amounts;
 use crate::meters::{Count, Meter};
 use crate::reply::Fault;
 use crate::request::{Scan, patch, scan};
-use crate::select::{Query, Refusal, Settings, select};
+use crate::select::{Query, Refusal, Settings, Shape, select};
+use crate::serve::Ask;
 use crate::worker::Scene;
 use pd_wire::knobs::{Choice as _, Knobs, KvConnector, excerpt};
 use pd_wire::names;
@@ -66,7 +67,7 @@ impl Flow {
     fn serve(
         &mut self,
         body: &[u8],
-        attempt: Attempt,
+        mut attempt: Attempt,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> Result<State, Fault> {
@@ -74,8 +75,12 @@ impl Flow {
         let fleet = scene.worker.find_model(&scan.model, scene.store);
         let fleet = fleet.ok_or_else(|| Fault::Model(excerpt(&scan.model)))?;
         self.model = Some(Rc::clone(&fleet.name));
-        let plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
+        let mut plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
+        let turn = plan.recall_session(&self.head, &mut attempt, scene, effects);
         let choice = self.choose(&plan, &attempt, scene)?;
+        if let Some(turn) = turn.filter(|_| choice.prefill.is_some()) {
+            plan.remember_session(turn, scene);
+        }
         effects.push(Effect::Note(note(&choice)));
         if choice.prefill.is_none() {
             return Ok(self.send_decode(choice, BodyEdit::Keep, None, scene, effects));
@@ -92,6 +97,7 @@ impl Flow {
     ) -> Result<Choice, Fault> {
         let knobs = &plan.knobs;
         let settings = Settings::from(&**knobs);
+        let banded_roleset = banded_roleset(plan, attempt, scene);
         let excluded = excluded(attempt, &plan.fleet, knobs, scene);
         let tie = scene.worker.ids.word();
         let fleet = &plan.fleet;
@@ -114,6 +120,7 @@ impl Flow {
                     allowed: &|_| true,
                     excluded_rolesets: &excluded,
                     blocked_pairs: &[],
+                    banded_roleset,
                     tie,
                     shape: plan.shape(),
                 })?;
@@ -211,6 +218,25 @@ impl Flow {
         headers.extend(self.head.forwarded.iter().cloned());
         headers
     }
+}
+
+/// The roleset that adaptive buckets prefer. Each request's length is noted once, however often
+/// it is tried.
+fn banded_roleset(plan: &Plan, attempt: &Attempt, scene: &mut Scene<'_>) -> Option<u16> {
+    if !plan.knobs.bucket_serve || plan.shape() != Shape::Pair {
+        return None;
+    }
+    let ask = Ask {
+        fleet: &plan.fleet,
+        profile: plan.pod_profile.as_deref(),
+        mode: plan.knobs.bucket_serve_mode,
+        prompt_tokens: plan.prompt_tokens,
+        now_ms: scene.now_ms,
+    };
+    if attempt.failure.is_none() {
+        scene.worker.serve.record(&ask);
+    }
+    scene.worker.serve.roleset_for(&ask)
 }
 
 /// Rolesets a retry may not use: those tried, or all of them when no further try is allowed.

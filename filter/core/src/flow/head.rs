@@ -1,6 +1,7 @@
 //! What the request's headers say.
 
 use crate::request::Endpoint;
+use crate::session::SessionKey;
 use pd_wire::names;
 
 /// Where a request goes by method and path.
@@ -64,6 +65,8 @@ pub struct Head {
     pub profile: Option<String>,
     /// The client's own `x-request-id`, echoed back.
     pub client_request_id: Option<String>,
+    /// `x-aibrix-session-key`.
+    pub session: Option<SessionKey>,
     /// `x-pd-explain: true`.
     pub explain: bool,
     /// `content-type: application/json`, with or without parameters.
@@ -77,7 +80,7 @@ const FORWARDED: [&str; 3] = ["authorization", "traceparent", "tracestate"];
 
 impl Head {
     /// Collects what matters from header pairs with lower-case names. Values that are no UTF-8
-    /// are left out: nothing of ours can carry them.
+    /// are left out: nothing of ours can carry them. Session keys are opaque and stay behind.
     pub fn read<'a>(
         path: &str,
         endpoint: Endpoint,
@@ -89,11 +92,16 @@ impl Head {
             strategy: None,
             profile: None,
             client_request_id: None,
+            session: None,
             explain: false,
             says_json: false,
             forwarded: Vec::new(),
         };
         for (name, value) in headers {
+            if name == names::HEADER_SESSION_KEY {
+                head.session = SessionKey::read(value);
+                continue;
+            }
             let Ok(value) = std::str::from_utf8(value) else {
                 continue;
             };
@@ -170,5 +178,16 @@ mod tests {
         let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
         assert_eq!(head.forwarded, [("traceparent", "00-a".to_owned())]);
         assert!(head.explain);
+    }
+
+    #[test]
+    fn a_session_key_may_be_any_bytes_and_is_not_passed_on() {
+        let headers = [("x-aibrix-session-key", b"a\xff".as_slice())];
+        let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
+        assert_eq!(head.session, SessionKey::read(b"a\xff"));
+        assert!(head.session.is_some() && head.forwarded.is_empty());
+        let headers = [("x-aibrix-session-key", b"".as_slice())];
+        let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
+        assert_eq!(head.session, None);
     }
 }

@@ -24,6 +24,7 @@ mod head;
 mod length;
 mod plan;
 mod prefill;
+mod session;
 pub mod sse;
 mod state;
 #[cfg(test)]
@@ -91,12 +92,6 @@ impl Flow {
         matches!(self.state, State::Orphaned(_) | State::Freeing(_))
     }
 
-    /// True when the response may be held, if it is an event stream.
-    #[must_use]
-    pub fn may_be_held(&self) -> bool {
-        matches!(&self.state, State::Decoding(decoding) if decoding.members.is_some())
-    }
-
     /// True when response chunks must be handed in with their bytes.
     #[must_use]
     pub fn reads_response(&self) -> bool {
@@ -153,6 +148,8 @@ struct Attempt {
     since: u64,
     /// Prefill pods tried before.
     tried: Vec<crate::ledger::PodKey>,
+    /// Prompt tokens of its session's turn before, once that was looked up.
+    tokens_before: Option<u64>,
     /// How the last try failed.
     failure: Option<(PrefillFailure, String)>,
 }
@@ -162,6 +159,7 @@ impl Attempt {
         Self {
             since,
             tried: Vec::new(),
+            tokens_before: None,
             failure: None,
         }
     }

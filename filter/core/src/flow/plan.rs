@@ -10,6 +10,7 @@ use crate::prefix::{Chain, PrefixIndex, chain, model_hash};
 use crate::reply::Fault;
 use crate::request::{Endpoint, Member, Scan};
 use crate::select::{Decision, Refusal, Shape, Strategy, Target};
+use crate::session::growth;
 use crate::tokens::boundary;
 use crate::worker::Scene;
 use pd_wire::knobs::{self, Choice as _, DecodePolicy, Knobs, PrefillPolicy};
@@ -35,6 +36,8 @@ pub(super) struct Plan {
     pub(super) prompt_tokens: u64,
     /// Prompt tokens as charged: body bytes / 4.
     pub(super) charged_tokens: u64,
+    /// Prompt tokens of the session's turn before, if they are known.
+    pub(super) tokens_before: Option<u64>,
     pub(super) text_bytes: u64,
     /// Bytes of which the prefill engine's count makes a ratio; 0 = none.
     pub(super) learns_from: u64,
@@ -101,6 +104,7 @@ impl Plan {
             hands_over: scan.hands_over && engine == Engine::Vllm,
             prompt_tokens,
             charged_tokens: body_bytes / CHARGED_BYTES_PER_TOKEN,
+            tokens_before: None,
             text_bytes,
             learns_from,
             chain: None,
@@ -161,18 +165,15 @@ impl Plan {
         }
     }
 
-    /// What the chosen pods are charged.
+    /// What the chosen pods are charged. New tokens of the prefill charge are by the first rule
+    /// that applies: growth of the session, what the prefix index does not know, whole prompt
+    /// (AIBrix, `token_load` scoring).
     pub(super) fn pick(&self, decision: &Decision) -> Result<Pick, Refusal> {
         let knobs = &self.knobs;
         let (prefill, decode) = pods(&decision.target);
         let key = |position| self.fleet.pod(position).map(|pod| pod.key);
-        let new_tokens = match decision.explanation.match_percent {
-            Some(percent) if knobs.prefill_score_policy == PrefillPolicy::HybridCacheLoad => {
-                let missing = 100_u64.saturating_sub(u64::from(percent));
-                self.charged_tokens.saturating_mul(missing) / 100
-            }
-            _ => self.charged_tokens,
-        };
+        let new_tokens = growth(self.charged_tokens, self.tokens_before)
+            .unwrap_or_else(|| self.uncached_tokens(decision));
         let tokens = knobs.token_load_request_cost.saturating_add(new_tokens);
         Ok(Pick {
             prefill: prefill
@@ -184,6 +185,17 @@ impl Plan {
             }),
             ttl_ms: knobs.token_load_ttl_ms,
         })
+    }
+
+    /// The part of the prompt that the prefill pod has not seen, where the policy looked it up.
+    fn uncached_tokens(&self, decision: &Decision) -> u64 {
+        match decision.explanation.match_percent {
+            Some(percent) if self.knobs.prefill_score_policy == PrefillPolicy::HybridCacheLoad => {
+                let missing = 100_u64.saturating_sub(u64::from(percent));
+                self.charged_tokens.saturating_mul(missing) / 100
+            }
+            _ => self.charged_tokens,
+        }
     }
 
     pub(super) fn no_pod(&self, detail: String) -> Fault {

@@ -70,15 +70,12 @@ impl Flow {
                 );
             }
         };
-        scene
-            .worker
-            .ledger
-            .handed_over(scene.store, leg.choice.charge);
         if let Some(tokens) = prompt_tokens(body) {
             let (fleet, bytes) = (&leg.choice.fleet, leg.learns_from);
             let estimates = &mut scene.worker.estimates;
             estimates.learn(scene.store, fleet.slot, &fleet.name, bytes, tokens);
         }
+        scene.worker.ledger.prefill_done(leg.choice.charge);
         if let (Some(chain), Some(pod)) = (&leg.chain, leg.choice.prefill_pod()) {
             let model = model_hash(&leg.choice.fleet.name);
             index(&leg.choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);
@@ -104,6 +101,7 @@ impl Flow {
         let mut attempt = super::Attempt {
             since: leg.attempt.since,
             tried: leg.attempt.tried.clone(),
+            tokens_before: leg.attempt.tokens_before,
             failure: Some((PrefillFailure::Timeout, detail)),
         };
         attempt
@@ -235,10 +233,7 @@ impl Flow {
     ) -> State {
         match event {
             Event::CallReply { status: 200, body } => {
-                scene
-                    .worker
-                    .ledger
-                    .prefill_done(scene.store, leg.choice.charge);
+                scene.worker.ledger.prefill_done(leg.choice.charge);
                 if let (HandOver::Members(members), Some(pod)) =
                     (hand_over(&leg, body), leg.choice.decode_pod())
                 {
@@ -330,7 +325,7 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        scene.worker.ledger.release(scene.store, charge);
+        scene.worker.ledger.release(charge);
         scene.worker.orphans = scene.worker.orphans.saturating_sub(1);
         let count = Count::new(Meter::Orphan, self.model.clone()).word("result", result);
         effects.push(Effect::Count(count));

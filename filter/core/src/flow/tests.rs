@@ -1,5 +1,7 @@
 //! Event scripts: what happens in, what is to be done out.
 
+mod serve;
+
 use super::*;
 use crate::config::Config;
 use crate::fleet::accept_topology;
@@ -16,6 +18,8 @@ const GONE: Event<'static> = Event::Gone {
     engine_cut: false,
     unsent: false,
 };
+
+mod sessions;
 
 /// A VM with a store, a clock and a snapshot.
 struct Stage {
@@ -63,11 +67,12 @@ impl Stage {
     }
 
     fn flow(&mut self) -> Flow {
-        let head = Head::read(
-            "/v1/chat/completions",
-            Endpoint::Chat,
-            [("authorization", b"Bearer t".as_slice())].into_iter(),
-        );
+        self.flow_with(&[("authorization", b"Bearer t")])
+    }
+
+    fn flow_with(&mut self, headers: &[(&str, &[u8])]) -> Flow {
+        let headers = headers.iter().copied();
+        let head = Head::read("/v1/chat/completions", Endpoint::Chat, headers);
         Flow::new(head, false, &mut self.scene())
     }
 

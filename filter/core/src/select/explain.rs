@@ -26,6 +26,8 @@ pub struct Explanation {
     pub prefill_imbalance: bool,
     /// Check of step 2 that fired.
     pub decode_imbalance: Option<DecodeImbalance>,
+    /// Step 2b left the other rolesets out.
+    pub banded: bool,
     /// Prefill pods left out because they have far more requests than their peers.
     pub skipped: u32,
     /// Pods left out because their score was not a finite number.
@@ -102,6 +104,9 @@ impl Explanation {
                 &mut out,
                 format_args!("; decode_imbalance={}", check.name()),
             );
+        }
+        if self.banded {
+            out.push_str("; band=length");
         }
         for (label, pods) in [("skipped", self.skipped), ("ineligible", self.ineligible)] {
             if pods > 0 {

@@ -123,11 +123,11 @@ knobs! {
     prompt_length_bucketing: bool = false;
     "promptLengthBucketing", Kind::Bool, Filter, env "AIBRIX_PROMPT_LENGTH_BUCKETING", profile "promptLengthBucketing";
 
-    /// Adaptive bands on top of bucketing, which must be on too.
+    /// Adaptive bands on top of bucketing, which must be on too. A profile may switch it off, not on.
     bucket_serve: bool = false;
     "bucketServe", Kind::Bool, Filter, env "AIBRIX_BUCKET_SERVE", profile "bucketServe";
 
-    /// What the bands divide evenly: prompt tokens or requests.
+    /// What the bands divide, each roleset by its prefill pods: prompt tokens or requests.
     bucket_serve_mode: BucketServeMode = BucketServeMode::Throughput;
     "bucketServeMode", choice::<BucketServeMode>(), Filter, env "AIBRIX_BUCKET_SERVE_MODE", profile "bucketServeMode";
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod abi;
+mod bands;
 mod bodies;
 mod configure;
 mod endings;
@@ -13,7 +14,9 @@ mod orphan;
 mod reload;
 mod retry;
 mod schedules;
+mod sessions;
 mod snapshot;
+mod spread;
 mod stand;
 mod streaming;
 mod tokenizers;
