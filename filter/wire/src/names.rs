@@ -64,6 +64,10 @@ pub const HEADER_ERROR_BODY: &str = "x-error-request-body-processing";
 pub const HEADER_ERROR_NO_BACKENDS: &str = "x-error-no-model-backends";
 /// Request header of a caller-owned session.
 pub const HEADER_SESSION_KEY: &str = "x-aibrix-session-key";
+/// Longest session key that counts, in bytes; longer ones are ignored.
+pub const MAX_SESSION_KEY: usize = 256;
+/// Request and response header of a session the gateway named: the pod that answers it.
+pub const HEADER_SESSION_ID: &str = "x-session-id";
 /// Request header that asks for `x-pd-decision` on the response.
 pub const HEADER_EXPLAIN: &str = "x-pd-explain";
 /// Response header with the facts behind a choice.

@@ -1,5 +1,6 @@
 //! From a complete body to the first leg: read, resolve, choose and charge in one step, send.
 
+use super::decode::DecodeLeg;
 use super::plan::{Plan, pods};
 use super::state::{Choice, Prefilling, State};
 use super::{Attempt, BodyEdit, Call, Effect, Flow};
@@ -74,11 +75,16 @@ impl Flow {
         let fleet = scene.worker.find_model(&scan.model, scene.store);
         let fleet = fleet.ok_or_else(|| Fault::Model(excerpt(&scan.model)))?;
         self.model = Some(Rc::clone(&fleet.name));
-        let plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
+        let mut plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
         let choice = self.choose(&plan, &attempt, scene)?;
         effects.push(Effect::Note(note(&choice)));
         if choice.prefill.is_none() {
-            return Ok(self.send_decode(choice, BodyEdit::Keep, None, scene, effects));
+            let leg = DecodeLeg {
+                body: BodyEdit::Keep,
+                members: None,
+                chain: plan.answer_chain(),
+            };
+            return Ok(self.send_decode(choice, leg, scene, effects));
         }
         self.send_prefill(body, &scan, choice, plan, attempt, scene, effects)
     }
@@ -130,7 +136,7 @@ impl Flow {
             decode,
             charge: charged.id,
             auto_profile: plan.auto_profile.clone(),
-            strategy: plan.strategy.name(),
+            strategy: plan.strategy,
             knobs: Arc::clone(knobs),
         })
     }
@@ -245,7 +251,7 @@ fn note(choice: &Choice) -> String {
     let name = |pod: Option<&FleetPod>| pod.map_or("-", |pod| pod.name.as_str()).to_owned();
     format!(
         "strategy={} prefill={} decode={}",
-        choice.strategy,
+        choice.strategy.name(),
         name(choice.prefill_pod()),
         name(choice.decode_pod())
     )

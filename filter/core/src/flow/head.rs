@@ -64,6 +64,10 @@ pub struct Head {
     pub profile: Option<String>,
     /// The client's own `x-request-id`, echoed back.
     pub client_request_id: Option<String>,
+    /// `x-session-id`, as the gateway issued it.
+    pub session_id: Option<String>,
+    /// `x-aibrix-session-key`, unless it is longer than [`names::MAX_SESSION_KEY`].
+    pub session_key: Option<String>,
     /// `x-pd-explain: true`.
     pub explain: bool,
     /// `content-type: application/json`, with or without parameters.
@@ -89,6 +93,8 @@ impl Head {
             strategy: None,
             profile: None,
             client_request_id: None,
+            session_id: None,
+            session_key: None,
             explain: false,
             says_json: false,
             forwarded: Vec::new(),
@@ -101,6 +107,11 @@ impl Head {
                 names::HEADER_STRATEGY => head.strategy = non_empty(value),
                 names::HEADER_PROFILE => head.profile = non_empty(value),
                 names::HEADER_REQUEST_ID => head.client_request_id = non_empty(value),
+                names::HEADER_SESSION_ID => head.session_id = non_empty(value),
+                names::HEADER_SESSION_KEY => {
+                    head.session_key =
+                        non_empty(value).filter(|key| key.len() <= names::MAX_SESSION_KEY);
+                }
                 "content-type" => head.says_json = is_json(value),
                 names::HEADER_EXPLAIN => head.explain = value.trim() == "true",
                 _ => {
@@ -157,6 +168,16 @@ mod tests {
             let headers = [("content-type", value.as_bytes())];
             let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
             assert_eq!(head.says_json, says, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_session_key_counts_up_to_256_bytes() {
+        for (length, counts) in [(0, false), (1, true), (256, true), (257, false)] {
+            let key = "k".repeat(length);
+            let headers = [("x-aibrix-session-key", key.as_bytes())];
+            let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
+            assert_eq!(head.session_key, counts.then_some(key), "{length} bytes");
         }
     }
 

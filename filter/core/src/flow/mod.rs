@@ -15,6 +15,7 @@
 //! changes nothing. A flow never keeps the body: the host's buffer holds it, and a retry reads
 //! it again.
 
+mod affinity;
 mod arrive;
 mod decode;
 mod effect;

@@ -1,9 +1,10 @@
 //! What is known of a request before pods are chosen: model, settings, lengths, prefix matches.
 
-use super::Head;
+use super::state::Choice;
+use super::{Head, affinity};
 use crate::config::{RequestHints, resolve};
 use crate::engine::Engine;
-use crate::fleet::ModelFleet;
+use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::{DecodeCharge, Pick, PrefillCharge};
 use crate::prefix::{Chain, PrefixIndex, chain, model_hash};
 use crate::reply::Fault;
@@ -29,6 +30,8 @@ pub(super) struct Plan {
     pub(super) endpoint: Endpoint,
     /// Both legs are possible: one prompt, one answer, an engine that hands its KV over.
     pub(super) hands_over: bool,
+    /// How a pod is chosen when phases do not matter.
+    plain: Strategy,
     /// Prompt tokens, estimated from the text.
     pub(super) prompt_tokens: u64,
     /// Prompt tokens as charged: body bytes / 4.
@@ -76,7 +79,14 @@ impl Plan {
                 detail: format!("this gateway cannot pair pods of engine {name} yet"),
             });
         }
+        let plain = match resolved.strategy {
+            knobs::Strategy::Random => Strategy::Random,
+            knobs::Strategy::PrefixCache => Strategy::PrefixCache,
+            knobs::Strategy::SessionAffinity => affinity::strategy(head, &fleet),
+            knobs::Strategy::Pd | knobs::Strategy::LeastRequest => Strategy::LeastRequest,
+        };
         let mut plan = Self {
+            plain,
             knobs: resolved.knobs,
             strategy: resolved.strategy,
             pod_profile: resolved.pod_profile.map(str::to_owned),
@@ -99,19 +109,32 @@ impl Plan {
         Ok(plan)
     }
 
-    /// True when the policy asks the prefix index and there is a choice to make.
+    /// True when the choice asks the prefix index and there is a choice to make.
     fn reads_prefixes(&self) -> bool {
         use PrefillPolicy::{Conductor, HybridCacheLoad, PrefixCache};
         let policy = self.knobs.prefill_score_policy;
-        self.shape() == Shape::Pair
-            && matches!(policy, PrefixCache | HybridCacheLoad | Conductor)
-            && self
-                .fleet
-                .rolesets
-                .iter()
-                .map(|set| set.prefill.len())
-                .sum::<usize>()
-                > 1
+        let choice = |pods: usize| pods > 1;
+        match self.shape() {
+            Shape::Pair if self.knobs.local_prefill_max_tokens > 0 => true,
+            Shape::Pair => {
+                let sets = self.fleet.rolesets.iter();
+                matches!(policy, PrefixCache | HybridCacheLoad | Conductor)
+                    && choice(sets.map(|set| set.prefill.len()).sum())
+            }
+            Shape::Plain(Strategy::PrefixCache) => choice(self.fleet.pods.len()),
+            Shape::Plain(_) | Shape::OneLeg => false,
+        }
+    }
+
+    /// The prompt, when the pod that answers shall be remembered as a holder of its prefix: under
+    /// `prefix-cache`, and where decode pods may compute what little they do not hold.
+    pub(super) fn answer_chain(&mut self) -> Option<Chain> {
+        let wanted = match self.shape() {
+            Shape::Pair => self.knobs.local_prefill_max_tokens > 0,
+            Shape::Plain(strategy) => strategy == Strategy::PrefixCache,
+            Shape::OneLeg => false,
+        };
+        self.chain.take().filter(|_| wanted)
     }
 
     fn look_up_prefix(&mut self, body: &[u8], scan: &Scan, scene: &Scene<'_>) {
@@ -135,16 +158,10 @@ impl Plan {
     /// What the request needs.
     pub(super) fn shape(&self) -> Shape {
         match self.strategy {
-            knobs::Strategy::Pd if self.endpoint == Endpoint::Other => {
-                Shape::Plain(Strategy::LeastRequest)
-            }
+            knobs::Strategy::Pd if self.endpoint == Endpoint::Other => Shape::Plain(self.plain),
             knobs::Strategy::Pd if self.hands_over => Shape::Pair,
             knobs::Strategy::Pd => Shape::OneLeg,
-            knobs::Strategy::Random => Shape::Plain(Strategy::Random),
-            knobs::Strategy::PrefixCache => Shape::Plain(Strategy::PrefixCache),
-            knobs::Strategy::LeastRequest | knobs::Strategy::SessionAffinity => {
-                Shape::Plain(Strategy::LeastRequest)
-            }
+            _ => Shape::Plain(self.plain),
         }
     }
 
@@ -203,8 +220,16 @@ fn max_tokens(body: &[u8], scan: &Scan) -> Option<u64> {
         })
 }
 
+/// Remembers that a pod of the choice holds the prompt's KV.
+pub(super) fn learn(choice: &Choice, pod: Option<&FleetPod>, chain: &Chain, scene: &Scene<'_>) {
+    if let Some(pod) = pod {
+        let model = model_hash(&choice.fleet.name);
+        index(&choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);
+    }
+}
+
 /// The prefix index the knobs describe.
-pub(super) fn index(knobs: &Knobs) -> PrefixIndex {
+fn index(knobs: &Knobs) -> PrefixIndex {
     PrefixIndex::new(
         knobs.prefix_cache_block_number,
         knobs.prefix_cache_eviction_duration_ms,

@@ -17,8 +17,8 @@ pub struct Explanation {
     pub prefill: Vec<Scored>,
     /// Scored decode or one-leg pods, at most 16.
     pub decode: Vec<Scored>,
-    /// Prefix match of the chosen prefill pod as it was scored, in percent; `None` when the
-    /// prefill policy does not read the prefix index.
+    /// Prefix match of the pod that computes the prompt as it was scored, in percent; `None` when
+    /// nothing in the choice reads the prefix index.
     pub match_percent: Option<u8>,
     /// Length of the prompt, in tokens.
     pub prompt_tokens: u64,

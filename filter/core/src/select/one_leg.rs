@@ -113,7 +113,12 @@ pub(super) fn plain(query: &Query<'_>, strategy: Strategy) -> Result<Decision, R
         ),
     };
     let pod = solve::lowest(query, &scored).ok_or(Refusal::NoPods)?;
-    Ok(decided(query, Target::OneLeg(pod), reason, scored))
+    let mut decision = decided(query, Target::OneLeg(pod), reason, scored);
+    if strategy == Strategy::PrefixCache {
+        decision.explanation.match_percent =
+            problem::match_percent(query, prefill::Policy::PrefixCache, pod);
+    }
+    Ok(decision)
 }
 
 fn score_all(pods: &[u16], score: impl Fn(u16) -> f64) -> Vec<Scored> {
