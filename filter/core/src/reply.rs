@@ -4,6 +4,7 @@
 //! what to do next and never quotes the request's text.
 
 use crate::request::BodyError;
+use crate::select::SelectorError;
 use pd_wire::names;
 
 /// A local answer.
@@ -89,6 +90,9 @@ pub enum Fault {
     /// Bad value in a routing header or profile.
     #[error("{0}")]
     Strategy(String),
+    /// `external-filter` is no label selector.
+    #[error("external-filter is no label selector: {0}")]
+    Filter(SelectorError),
     /// A profile names a policy that does not exist.
     #[error("{0}")]
     Policy(String),
@@ -155,6 +159,16 @@ impl Fault {
                 None,
             ),
             Self::Strategy(_) => (400, Some(HEADER_ERROR_ROUTING), None, Some(HEADER_STRATEGY)),
+            // The reference's status for it.
+            Self::Filter(_) => {
+                let marker = Some(HEADER_ERROR_ROUTING);
+                (
+                    503,
+                    marker,
+                    Some("service_unavailable"),
+                    Some(HEADER_FILTER),
+                )
+            }
             Self::Prefill { failure, .. } => {
                 let status = match failure {
                     PrefillFailure::Transport => 503,

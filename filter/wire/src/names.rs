@@ -62,6 +62,8 @@ pub const HEADER_ERROR_ROUTING: &str = "x-error-routing";
 pub const HEADER_ERROR_BODY: &str = "x-error-request-body-processing";
 /// Marker of a request for a model without pods.
 pub const HEADER_ERROR_NO_BACKENDS: &str = "x-error-no-model-backends";
+/// Request header with a Kubernetes label selector; only pods it matches may serve.
+pub const HEADER_FILTER: &str = "external-filter";
 /// Request header of a caller-owned session.
 pub const HEADER_SESSION_KEY: &str = "x-aibrix-session-key";
 /// Longest session key that counts, in bytes; longer ones are ignored.

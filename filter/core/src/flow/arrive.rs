@@ -10,7 +10,7 @@ use crate::ledger::Amounts;
 use crate::meters::{Count, Meter};
 use crate::reply::Fault;
 use crate::request::{Scan, patch, scan};
-use crate::select::{Query, Refusal, Settings, select};
+use crate::select::Refusal;
 use crate::worker::Scene;
 use pd_wire::knobs::{Choice as _, Knobs, KvConnector, excerpt};
 use pd_wire::names;
@@ -97,7 +97,6 @@ impl Flow {
         scene: &mut Scene<'_>,
     ) -> Result<Choice, Fault> {
         let knobs = &plan.knobs;
-        let settings = Settings::from(&**knobs);
         let excluded = excluded(attempt, &plan.fleet, knobs, scene);
         let tie = scene.worker.ids.word();
         let fleet = &plan.fleet;
@@ -108,21 +107,7 @@ impl Flow {
             .ledger
             .charge(scene.store, fleet.slot, now_ms, |totals| {
                 totals.aligned_into(&fleet.pods, &mut loads);
-                let decision = select(&Query {
-                    fleet,
-                    loads: &loads,
-                    settings: &settings,
-                    profile: plan.pod_profile.as_deref(),
-                    now_ms,
-                    prompt_tokens: plan.prompt_tokens,
-                    text_bytes: plan.text_bytes,
-                    match_percent: &plan.match_percent,
-                    allowed: &|_| true,
-                    excluded_rolesets: &excluded,
-                    blocked_pairs: &[],
-                    tie,
-                    shape: plan.shape(),
-                })?;
+                let decision = plan.decide(&loads, &excluded, tie, now_ms)?;
                 let pick = plan.pick(&decision)?;
                 Ok((pick, decision))
             });

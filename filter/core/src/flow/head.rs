@@ -1,6 +1,7 @@
 //! What the request's headers say.
 
 use crate::request::Endpoint;
+use crate::select::{Selector, SelectorError};
 use pd_wire::names;
 
 /// Where a request goes by method and path.
@@ -64,6 +65,8 @@ pub struct Head {
     pub profile: Option<String>,
     /// The client's own `x-request-id`, echoed back.
     pub client_request_id: Option<String>,
+    /// `external-filter`, read once; a mistake in it is told when the body is there.
+    pub filter: Option<Result<Selector, SelectorError>>,
     /// `x-session-id`, as the gateway issued it.
     pub session_id: Option<String>,
     /// `x-aibrix-session-key`, unless it is longer than [`names::MAX_SESSION_KEY`].
@@ -93,6 +96,7 @@ impl Head {
             strategy: None,
             profile: None,
             client_request_id: None,
+            filter: None,
             session_id: None,
             session_key: None,
             explain: false,
@@ -101,12 +105,19 @@ impl Head {
         };
         for (name, value) in headers {
             let Ok(value) = std::str::from_utf8(value) else {
+                // What cannot be read must not let every pod through.
+                if name == names::HEADER_FILTER {
+                    head.filter = Some(Err(SelectorError::NotText));
+                }
                 continue;
             };
             match name {
                 names::HEADER_STRATEGY => head.strategy = non_empty(value),
                 names::HEADER_PROFILE => head.profile = non_empty(value),
                 names::HEADER_REQUEST_ID => head.client_request_id = non_empty(value),
+                names::HEADER_FILTER => {
+                    head.filter = non_empty(value).map(|text| Selector::parse(&text));
+                }
                 names::HEADER_SESSION_ID => head.session_id = non_empty(value),
                 names::HEADER_SESSION_KEY => {
                     head.session_key =
@@ -191,5 +202,16 @@ mod tests {
         let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
         assert_eq!(head.forwarded, [("traceparent", "00-a".to_owned())]);
         assert!(head.explain);
+    }
+
+    #[test]
+    fn a_filter_that_is_no_text_is_a_mistake_and_a_blank_one_is_none() {
+        let filter = |value: &'static [u8]| {
+            let headers = [("external-filter", value)];
+            Head::read("/x", Endpoint::Chat, headers.into_iter()).filter
+        };
+        assert_eq!(filter(b"a=\xff"), Some(Err(SelectorError::NotText)));
+        assert_eq!(filter(b"  "), None);
+        assert_eq!(filter(b" a "), Some(Selector::parse("a")));
     }
 }

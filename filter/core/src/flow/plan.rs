@@ -5,11 +5,11 @@ use super::{Head, affinity};
 use crate::config::{RequestHints, resolve};
 use crate::engine::Engine;
 use crate::fleet::{FleetPod, ModelFleet};
-use crate::ledger::{DecodeCharge, Pick, PrefillCharge};
+use crate::ledger::{Amounts, DecodeCharge, Pick, PrefillCharge};
 use crate::prefix::{Chain, PrefixIndex, chain, model_hash};
 use crate::reply::Fault;
 use crate::request::{Endpoint, Member, Scan};
-use crate::select::{Decision, Refusal, Shape, Strategy, Target};
+use crate::select::{Decision, Query, Refusal, Settings, Shape, Strategy, Target, select};
 use crate::worker::Scene;
 use pd_wire::knobs::{self, Choice as _, DecodePolicy, Knobs, PrefillPolicy};
 use std::rc::Rc;
@@ -24,7 +24,7 @@ pub(super) struct Plan {
     pub(super) knobs: Arc<Knobs>,
     pub(super) strategy: knobs::Strategy,
     /// Profile by which every pod's own range is looked up.
-    pub(super) pod_profile: Option<String>,
+    pod_profile: Option<String>,
     /// Profile chosen by the request's size.
     pub(super) auto_profile: Option<String>,
     pub(super) endpoint: Endpoint,
@@ -32,13 +32,18 @@ pub(super) struct Plan {
     pub(super) hands_over: bool,
     /// How a pod is chosen when phases do not matter.
     plain: Strategy,
+    settings: Settings,
+    /// The client's own header excludes pods.
+    filtered: bool,
+    /// Pods the request may use, by position; empty = all.
+    pub(super) pods_allowed: Vec<bool>,
     /// Prompt tokens, estimated from the text.
     pub(super) prompt_tokens: u64,
     /// Prompt tokens as charged: body bytes / 4.
     pub(super) charged_tokens: u64,
-    pub(super) text_bytes: u64,
+    text_bytes: u64,
     pub(super) chain: Option<Chain>,
-    pub(super) match_percent: Vec<u8>,
+    match_percent: Vec<u8>,
 }
 
 impl Plan {
@@ -72,7 +77,15 @@ impl Plan {
                 "the profile names the unknown decodeScorePolicy {policy}; use one of {allowed}"
             )));
         }
-        let engine = Engine::of_pairs(&fleet);
+        let pods_allowed = match &head.filter {
+            None => Vec::new(),
+            Some(Ok(selector)) => {
+                let pods = fleet.pods.iter();
+                pods.map(|pod| selector.matches(&pod.labels)).collect()
+            }
+            Some(Err(mistake)) => return Err(Fault::Filter(mistake.clone())),
+        };
+        let engine = Engine::of_pairs(&fleet, |pod| allows(&pods_allowed, pod));
         if let (Engine::Unsupported(name), knobs::Strategy::Pd) = (&engine, resolved.strategy) {
             return Err(Fault::NoPod {
                 model: fleet.name.to_string(),
@@ -87,6 +100,9 @@ impl Plan {
         };
         let mut plan = Self {
             plain,
+            filtered: head.filter.is_some(),
+            pods_allowed,
+            settings: Settings::from(&*resolved.knobs),
             knobs: resolved.knobs,
             strategy: resolved.strategy,
             pod_profile: resolved.pod_profile.map(str::to_owned),
@@ -165,6 +181,32 @@ impl Plan {
         }
     }
 
+    /// Chooses, given what is charged to the model's pods, the rolesets tried before, and a
+    /// random word for ties.
+    pub(super) fn decide(
+        &self,
+        loads: &[Amounts],
+        excluded_rolesets: &[u16],
+        tie: u64,
+        now_ms: u64,
+    ) -> Result<Decision, Refusal> {
+        select(&Query {
+            fleet: &self.fleet,
+            loads,
+            settings: &self.settings,
+            profile: self.pod_profile.as_deref(),
+            now_ms,
+            prompt_tokens: self.prompt_tokens,
+            text_bytes: self.text_bytes,
+            match_percent: &self.match_percent,
+            allowed: &|pod| allows(&self.pods_allowed, pod),
+            excluded_rolesets,
+            blocked_pairs: &[],
+            tie,
+            shape: self.shape(),
+        })
+    }
+
     /// What the chosen pods are charged.
     pub(super) fn pick(&self, decision: &Decision) -> Result<Pick, Refusal> {
         let knobs = &self.knobs;
@@ -202,9 +244,28 @@ impl Plan {
         if refusal.at_capacity() {
             Fault::Capacity(self.fleet.name.to_string())
         } else {
-            self.no_pod(refusal.to_string())
+            self.no_pod(refusal.to_string() + self.filter_hint())
         }
     }
+
+    /// What the client should know when its own header left too little.
+    fn filter_hint(&self) -> &'static str {
+        if !self.filtered {
+            ""
+        } else if self.pods_allowed.iter().any(|allowed| *allowed) {
+            "; the header external-filter excludes some of its pods"
+        } else {
+            "; the header external-filter excludes all of its pods"
+        }
+    }
+}
+
+/// True when the request may use the pod.
+fn allows(pods_allowed: &[bool], pod: u16) -> bool {
+    pods_allowed.is_empty()
+        || pods_allowed
+            .get(usize::from(pod))
+            .is_some_and(|allowed| *allowed)
 }
 
 /// Tokens the request allows to generate, if it says so.

@@ -12,12 +12,14 @@ mod one_leg;
 mod pair;
 mod problem;
 mod refusal;
+mod selector;
 mod settings;
 mod solve;
 mod tie;
 
 pub use explain::{DecodeImbalance, Explanation, Reason, Scored};
 pub use refusal::Refusal;
+pub use selector::{Selector, SelectorError};
 pub use settings::Settings;
 
 use crate::fleet::ModelFleet;

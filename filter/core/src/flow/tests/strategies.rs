@@ -29,7 +29,7 @@ fn standard(pods: usize, config: &str) -> Stage {
     stage
 }
 
-fn request(stage: &mut Stage, headers: &[(&str, &str)]) -> Flow {
+pub(super) fn request(stage: &mut Stage, headers: &[(&str, &str)]) -> Flow {
     let headers = headers
         .iter()
         .map(|(name, value)| (*name, value.as_bytes()));
@@ -55,7 +55,7 @@ fn dressed(effects: &[Effect], name: &str) -> Option<String> {
 
 /// Sends a request in one leg, answers it with `status`, and returns the pod's address and the
 /// response headers.
-fn one_leg(
+pub(super) fn one_leg(
     stage: &mut Stage,
     headers: &[(&str, &str)],
     body: &[u8],
