@@ -5,6 +5,7 @@ use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
+use crate::rate::RateCounts;
 use std::rc::Rc;
 
 /// State of one VM.
@@ -14,6 +15,8 @@ pub struct Worker {
     pub fleet: FleetCache,
     /// What this VM has charged.
     pub ledger: Ledger,
+    /// Requests counted against `requestsPerSecond`.
+    pub rate: RateCounts,
     /// Random words and ids.
     pub ids: Ids,
     /// Requests in flight, orphaned ones left out.
@@ -34,6 +37,7 @@ impl Worker {
         Self {
             fleet: FleetCache::new(),
             ledger: Ledger::new(nonce),
+            rate: RateCounts::default(),
             ids,
             in_flight: 0,
             retrying: 0,

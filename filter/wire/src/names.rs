@@ -58,6 +58,8 @@ pub const HEADER_ERROR_PREFILL: &str = "x-error-pd-prefill";
 pub const HEADER_ERROR_DECODE: &str = "x-error-pd-decode";
 /// Marker of an error made because no pod could be chosen.
 pub const HEADER_ERROR_ROUTING: &str = "x-error-routing";
+/// Marker of a request beyond the `requestsPerSecond` of its profile.
+pub const HEADER_ERROR_RATE: &str = "x-error-model-rps-exceeded";
 /// Marker of an error in the request body.
 pub const HEADER_ERROR_BODY: &str = "x-error-request-body-processing";
 /// Marker of a request for a model without pods.

@@ -8,6 +8,7 @@ use crate::engine::vllm;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::Amounts;
 use crate::meters::{Count, Meter};
+use crate::rate::{Admission, RateLimit};
 use crate::reply::Fault;
 use crate::request::{Scan, patch, scan};
 use crate::select::Refusal;
@@ -76,7 +77,12 @@ impl Flow {
         let fleet = fleet.ok_or_else(|| Fault::Model(excerpt(&scan.model)))?;
         self.model = Some(Rc::clone(&fleet.name));
         let mut plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
-        let choice = self.choose(&plan, &attempt, scene)?;
+        let admission = admit(&plan, &attempt, scene)?;
+        let choice = self.choose(&plan, &attempt, scene).inspect_err(|_| {
+            if let Some(admission) = admission {
+                scene.worker.rate.give_back(admission);
+            }
+        })?;
         effects.push(Effect::Note(note(&choice)));
         if choice.prefill.is_none() {
             let leg = DecodeLeg {
@@ -201,6 +207,31 @@ impl Flow {
         headers.extend(self.head.forwarded.iter().cloned());
         headers
     }
+}
+
+/// Counts a request whose profile limits them; another attempt is no other request.
+fn admit(
+    plan: &Plan,
+    attempt: &Attempt,
+    scene: &mut Scene<'_>,
+) -> Result<Option<Admission>, Fault> {
+    let per_second = plan.requests_per_second;
+    if per_second == 0 || attempt.failure.is_some() {
+        return Ok(None);
+    }
+    let limit = RateLimit {
+        per_second,
+        replicas: scene.worker.fleet.replicas(),
+    };
+    let counted = scene
+        .worker
+        .rate
+        .admit(scene.store, plan.fleet.slot, limit, scene.now_ms);
+    counted.map(Some).map_err(|refused| Fault::Rate {
+        model: plan.fleet.name.to_string(),
+        per_second,
+        retry_after_s: refused.retry_after_s,
+    })
 }
 
 /// Rolesets a retry may not use: those tried, or all of them when no further try is allowed.

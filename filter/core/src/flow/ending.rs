@@ -81,6 +81,7 @@ impl Fault {
             Self::NoSnapshot => "not_ready",
             Self::NoPod { .. } | Self::Policy(_) => "pd-filter-prefill-decode-pods-fail",
             Self::Capacity(_) => "at_capacity",
+            Self::Rate { .. } => "rate_limited",
             Self::Prefill { .. } => "pd_prefill_failure",
             Self::DecodeUnreachable(_) | Self::DecodeHandOver => "pd_decode_failure",
             Self::DecodeTimeout { .. } => "pd_decode_watchdog",

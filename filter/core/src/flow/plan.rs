@@ -37,6 +37,8 @@ pub(super) struct Plan {
     filtered: bool,
     /// Pods the request may use, by position; empty = all.
     pub(super) pods_allowed: Vec<bool>,
+    /// Most requests per second of the profile, over all replicas; 0 = no limit.
+    pub(super) requests_per_second: u32,
     /// Prompt tokens, estimated from the text.
     pub(super) prompt_tokens: u64,
     /// Prompt tokens as charged: body bytes / 4.
@@ -102,6 +104,7 @@ impl Plan {
             plain,
             filtered: head.filter.is_some(),
             pods_allowed,
+            requests_per_second: resolved.requests_per_second,
             settings: Settings::from(&*resolved.knobs),
             knobs: resolved.knobs,
             strategy: resolved.strategy,
