@@ -90,5 +90,8 @@ pub const PATH_TOPOLOGY: &str = "/pd/v1/topology";
 pub const PATH_SAMPLES: &str = "/pd/v1/samples";
 /// Control endpoint: GET [`crate::control::Ledgers`].
 pub const PATH_LEDGERS: &str = "/pd/v1/ledgers";
+/// Control endpoint: POST a request body, with the request's routing headers; answered with
+/// [`crate::control::Explained`]. The path of another API than chat completions is appended.
+pub const PATH_EXPLAIN: &str = "/pd/v1/explain";
 /// Control endpoint: GET [`crate::control::Status`].
 pub const PATH_STATUS: &str = "/pd/v1/status";

@@ -11,7 +11,7 @@ use crate::meters::{Count, Meter};
 use crate::rate::{Admission, RateLimit};
 use crate::reply::Fault;
 use crate::request::{Scan, patch, scan};
-use crate::select::Refusal;
+use crate::select::{LISTED, Refusal};
 use crate::worker::Scene;
 use pd_wire::knobs::{Choice as _, Knobs, KvConnector, excerpt};
 use pd_wire::names;
@@ -113,7 +113,7 @@ impl Flow {
             .ledger
             .charge(scene.store, fleet.slot, now_ms, |totals| {
                 totals.aligned_into(&fleet.pods, &mut loads);
-                let decision = plan.decide(&loads, &excluded, tie, now_ms)?;
+                let decision = plan.decide(&loads, &excluded, tie, now_ms, LISTED)?;
                 let pick = plan.pick(&decision)?;
                 Ok((pick, decision))
             });

@@ -21,6 +21,7 @@ mod decode;
 mod effect;
 mod ending;
 mod event;
+mod explain;
 mod head;
 mod plan;
 mod prefill;
@@ -31,6 +32,7 @@ mod tests;
 
 pub use effect::{BodyEdit, Call, Effect, Leg};
 pub use event::Event;
+pub use explain::explain;
 pub use head::{Head, Route, route};
 
 use crate::reply::{Fault, PrefillFailure};

@@ -2,7 +2,7 @@
 
 use super::state::Choice;
 use super::{Head, affinity};
-use crate::config::{RequestHints, resolve};
+use crate::config::{RequestHints, StrategySource, resolve};
 use crate::engine::Engine;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::{Amounts, DecodeCharge, Pick, PrefillCharge};
@@ -23,8 +23,10 @@ pub(super) struct Plan {
     pub(super) fleet: Rc<ModelFleet>,
     pub(super) knobs: Arc<Knobs>,
     pub(super) strategy: knobs::Strategy,
+    /// What decided the strategy.
+    pub(super) source: StrategySource,
     /// Profile by which every pod's own range is looked up.
-    pod_profile: Option<String>,
+    pub(super) pod_profile: Option<String>,
     /// Profile chosen by the request's size.
     pub(super) auto_profile: Option<String>,
     pub(super) endpoint: Endpoint,
@@ -45,7 +47,7 @@ pub(super) struct Plan {
     pub(super) charged_tokens: u64,
     text_bytes: u64,
     pub(super) chain: Option<Chain>,
-    match_percent: Vec<u8>,
+    pub(super) match_percent: Vec<u8>,
 }
 
 impl Plan {
@@ -108,6 +110,7 @@ impl Plan {
             settings: Settings::from(&*resolved.knobs),
             knobs: resolved.knobs,
             strategy: resolved.strategy,
+            source: resolved.source,
             pod_profile: resolved.pod_profile.map(str::to_owned),
             auto_profile: resolved
                 .profile_name
@@ -185,13 +188,14 @@ impl Plan {
     }
 
     /// Chooses, given what is charged to the model's pods, the rolesets tried before, and a
-    /// random word for ties.
+    /// random word for ties. The explanation lists the first `listed` scores of each kind.
     pub(super) fn decide(
         &self,
         loads: &[Amounts],
         excluded_rolesets: &[u16],
         tie: u64,
         now_ms: u64,
+        listed: usize,
     ) -> Result<Decision, Refusal> {
         select(&Query {
             fleet: &self.fleet,
@@ -207,6 +211,7 @@ impl Plan {
             blocked_pairs: &[],
             tie,
             shape: self.shape(),
+            listed,
         })
     }
 

@@ -2,7 +2,7 @@
 //! strategies without phases.
 
 use super::combined::{self, Absent};
-use super::explain::{LISTED, Reason, Scored};
+use super::explain::{Reason, Scored};
 use super::gate::{self, Found, Shortage};
 use super::problem::{self, DecodeCandidate};
 use super::tie;
@@ -191,7 +191,7 @@ fn on_decode_pod(query: &Query<'_>, reason: Reason) -> Result<Decision, Refusal>
     let pod = best.ok_or(Refusal::NoScore {
         ineligible: explanation.ineligible,
     })?;
-    explanation.decode = side.listed();
+    explanation.decode = side.listed(query);
     Ok(Decision {
         target: Target::OneLeg(pod),
         explanation,
@@ -213,7 +213,7 @@ pub(super) fn decided(
     reason: Reason,
     mut scored: Vec<Scored>,
 ) -> Decision {
-    scored.truncate(LISTED);
+    scored.truncate(query.listed);
     let explanation = Explanation {
         decode: scored,
         ..explained(query, reason)

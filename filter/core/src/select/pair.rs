@@ -42,8 +42,8 @@ pub(super) fn choose(query: &Query<'_>) -> Result<Decision, Refusal> {
             ineligible: explanation.ineligible,
         });
     };
-    explanation.prefill = prefill.listed();
-    explanation.decode = decode.listed();
+    explanation.prefill = prefill.listed(query);
+    explanation.decode = decode.listed(query);
     let local_max = query.settings.local_prefill_max_tokens;
     if local_max > 0 && problem::uncached_tokens(query, pair.decode) <= local_max {
         explanation.reason = Reason::LocalPrefill;

@@ -15,6 +15,7 @@ mod retry;
 mod schedules;
 mod snapshot;
 mod stand;
+mod strategies;
 mod streaming;
 mod upgrade;
 mod watchdog;
