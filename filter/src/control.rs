@@ -188,6 +188,8 @@ impl Control {
                     live_flows: vms.iter().map(|vm| u64::from(vm.live_flows)).sum(),
                     vms,
                     knobs: self.settings.config.report(),
+                    warnings: self.settings.config.warnings.clone(),
+                    models: vm.worker.fleet.summary().to_vec(),
                 },
             );
         });

@@ -164,6 +164,26 @@ pub struct Status {
     pub live_flows: u64,
     /// Knobs in force, by camelCase name.
     pub knobs: serde_json::Map<String, serde_json::Value>,
+    /// What the plugin config and the variables were warned of.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+    /// Models of the snapshot, by name.
+    #[serde(default)]
+    pub models: Vec<ModelStatus>,
+}
+
+/// One model of the snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelStatus {
+    /// Model name.
+    pub name: String,
+    /// Its pods.
+    pub pods: u64,
+    /// Those of them that are ready and not draining.
+    pub usable: u64,
+    /// Complete rolesets: a usable prefill and a usable decode pod.
+    pub rolesets: u64,
 }
 
 /// One pushed message held.

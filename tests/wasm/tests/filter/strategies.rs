@@ -1,7 +1,7 @@
 //! What clients ask for by header: strategies, filters, limits; and what an operator is told of it.
 
 use crate::stand::{
-    assert_quiet, bare, chat, config, control, pod, push, topology, two_pairs, vllm,
+    assert_quiet, bare, chat, config, control, pod, push, status_at, topology, two_pairs, vllm,
 };
 use pd_wasm_tests::{Exchange, Gateway};
 use pd_wire::control::Explained;
@@ -275,4 +275,23 @@ fn explain_tells_the_choice_and_leaves_nothing_behind() {
     let mut guarded = Gateway::new(config(1, &json!({"controlTokens": [hash]}).to_string()));
     guarded.run(explain(names::PATH_EXPLAIN, body)).expect(401);
     assert_quiet(&mut gateway, 1);
+}
+
+#[test]
+fn status_tells_the_models_and_what_the_config_was_warned_of() {
+    let mut gateway = bare(2, r#"{"bucketServe":true}"#);
+    let mut pods = two_pairs();
+    pods[0]["ready"] = json!(false);
+    push(&mut gateway, &topology(2, &pods)).expect(200);
+    for worker in 0..2 {
+        let status = status_at(&mut gateway, worker);
+        let [model] = &status.models[..] else {
+            panic!("one model: {:?}", status.models)
+        };
+        assert_eq!((model.name.as_str(), model.pods), ("m", 4));
+        assert_eq!((model.usable, model.rolesets), (3, 1));
+        assert_eq!(status.warnings.len(), 1);
+        assert!(status.warnings[0].starts_with("bucketServe"));
+        assert_eq!(status.knobs["bucketServe"], false);
+    }
 }
