@@ -14,6 +14,7 @@ const HANDED_OVER: &[u8] = br#"{"id":"x","kv_transfer_params":{"do_remote_prefil
 
 mod explain;
 mod filter;
+mod mistakes;
 mod rate;
 mod strategies;
 
