@@ -52,12 +52,16 @@ fn a_prefix_learnt_by_one_worker_is_found_by_another() {
     for user in ["alice ", "bob ", "carol "] {
         let home = served_by(&mut gateway, ask(user, 0));
         for worker in [1, 0, 1] {
+            // What has ended is known to the other workers after a tick.
+            gateway.advance(200);
             let outcome = gateway.run(ask(user, worker));
             assert_eq!(outcome.header("target-pod"), Some(home.as_str()));
             let decision = outcome.header("x-pd-decision").unwrap();
             assert!(decision.contains("; match=100; decode="), "{decision}");
         }
     }
+    // Charges given back are shown at every tick.
+    gateway.advance(200);
     assert_quiet(&mut gateway, 2);
 }
 
@@ -95,6 +99,8 @@ fn a_session_stays_with_its_pod_by_id_and_by_key() {
             .unwrap()
             .starts_with("10.0.7.")
     );
+    // Charges given back are shown at every tick.
+    gateway.advance(200);
     assert_quiet(&mut gateway, 2);
 }
 
@@ -193,6 +199,8 @@ fn the_rate_over_all_workers_is_the_limit() {
                 .run(chat(false).header("config-profile", "free"))
                 .expect(200);
         }
+        // Charges given back are shown at every tick.
+        gateway.advance(200);
         assert_quiet(&mut gateway, 2);
     }
 }
@@ -212,6 +220,8 @@ fn lost_races_do_not_lift_the_limit() {
     }
     let rate = f64::from(accepted) / seconds as f64;
     assert!((9.0..=11.0).contains(&rate), "{rate} a second for 10");
+    // Charges given back are shown at every tick.
+    gateway.advance(200);
     assert_quiet(&mut gateway, 2);
 }
 
