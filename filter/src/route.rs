@@ -137,8 +137,7 @@ impl HttpContext for Route {
         if value("x-pd-test-trap") == "1" {
             core::arch::wasm32::unreachable();
         }
-        if let Some(control) = Control::claim(method, path, value("authorization"), &self.settings)
-        {
+        if let Some(control) = Control::claim(method, path, &headers, &self.settings) {
             self.control = Some(control);
             return self
                 .control

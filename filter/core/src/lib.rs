@@ -18,6 +18,7 @@ pub mod meters;
 pub mod models;
 pub mod port;
 pub mod prefix;
+pub mod rate;
 pub mod reply;
 pub mod request;
 pub mod score;

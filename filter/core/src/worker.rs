@@ -5,6 +5,7 @@ use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
+use crate::rate::RateCounts;
 use crate::serve::Serve;
 use crate::session::Sweep;
 use std::rc::Rc;
@@ -18,6 +19,8 @@ pub struct Worker {
     pub ledger: Ledger,
     /// Prompt lengths and the rolesets preferred for them.
     pub serve: Serve,
+    /// Requests counted against `requestsPerSecond`.
+    pub rate: RateCounts,
     /// Random words and ids.
     pub ids: Ids,
     /// Where the round over the session table is.
@@ -41,6 +44,7 @@ impl Worker {
             fleet: FleetCache::new(),
             ledger: Ledger::new(nonce),
             serve: Serve::default(),
+            rate: RateCounts::default(),
             ids,
             sessions: Sweep::default(),
             in_flight: 0,

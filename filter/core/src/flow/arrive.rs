@@ -1,16 +1,17 @@
 //! From a complete body to the first leg: read, resolve, choose and charge in one step, send.
 
-use super::plan::{Plan, pods};
+use super::decode::DecodeLeg;
+use super::plan::{Circumstances, Plan, pods};
 use super::state::{Choice, Prefilling, State};
 use super::{Attempt, BodyEdit, Call, Effect, Flow};
 use crate::engine::vllm;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::Amounts;
 use crate::meters::{Count, Meter};
+use crate::rate::{Admission, RateLimit};
 use crate::reply::Fault;
 use crate::request::{Scan, patch, scan};
-use crate::select::{Query, Refusal, Settings, Shape, select};
-use crate::serve::Ask;
+use crate::select::{LISTED, Refusal};
 use crate::worker::Scene;
 use pd_wire::knobs::{Choice as _, Knobs, KvConnector, excerpt};
 use pd_wire::names;
@@ -77,13 +78,23 @@ impl Flow {
         self.model = Some(Rc::clone(&fleet.name));
         let mut plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
         let turn = plan.recall_session(&self.head, &mut attempt, scene, effects);
-        let choice = self.choose(&plan, &attempt, scene)?;
+        let admission = admit(&plan, &attempt, scene)?;
+        let choice = self.choose(&plan, &attempt, scene).inspect_err(|_| {
+            if let Some(admission) = admission {
+                scene.worker.rate.give_back(admission);
+            }
+        })?;
         if let Some(turn) = turn.filter(|_| choice.prefill.is_some()) {
             plan.remember_session(turn, scene);
         }
         effects.push(Effect::Note(note(&choice)));
         if choice.prefill.is_none() {
-            return Ok(self.send_decode(choice, BodyEdit::Keep, None, scene, effects));
+            let leg = DecodeLeg {
+                body: BodyEdit::Keep,
+                members: None,
+                chain: plan.answer_chain(),
+            };
+            return Ok(self.send_decode(choice, leg, scene, effects));
         }
         self.send_prefill(body, &scan, choice, plan, attempt, scene, effects)
     }
@@ -96,7 +107,6 @@ impl Flow {
         scene: &mut Scene<'_>,
     ) -> Result<Choice, Fault> {
         let knobs = &plan.knobs;
-        let settings = Settings::from(&**knobs);
         let banded_roleset = banded_roleset(plan, attempt, scene);
         let excluded = excluded(attempt, &plan.fleet, knobs, scene);
         let tie = scene.worker.ids.word();
@@ -108,22 +118,14 @@ impl Flow {
             .ledger
             .charge(scene.store, fleet.slot, now_ms, |totals| {
                 totals.aligned_into(&fleet.pods, &mut loads);
-                let decision = select(&Query {
-                    fleet,
+                let given = Circumstances {
                     loads: &loads,
-                    settings: &settings,
-                    profile: plan.pod_profile.as_deref(),
-                    now_ms,
-                    prompt_tokens: plan.prompt_tokens,
-                    text_bytes: plan.text_bytes,
-                    match_percent: &plan.match_percent,
-                    allowed: &|_| true,
                     excluded_rolesets: &excluded,
-                    blocked_pairs: &[],
                     banded_roleset,
                     tie,
-                    shape: plan.shape(),
-                })?;
+                    now_ms,
+                };
+                let decision = plan.decide(&given, LISTED)?;
                 let pick = plan.pick(&decision)?;
                 Ok((pick, decision))
             });
@@ -137,7 +139,7 @@ impl Flow {
             decode,
             charge: charged.id,
             auto_profile: plan.auto_profile.clone(),
-            strategy: plan.strategy.name(),
+            strategy: plan.strategy,
             knobs: Arc::clone(knobs),
         })
     }
@@ -222,20 +224,36 @@ impl Flow {
 /// The roleset that adaptive buckets prefer. Each request's length is noted once, however often
 /// it is tried.
 fn banded_roleset(plan: &Plan, attempt: &Attempt, scene: &mut Scene<'_>) -> Option<u16> {
-    if !plan.knobs.bucket_serve || plan.shape() != Shape::Pair {
-        return None;
-    }
-    let ask = Ask {
-        fleet: &plan.fleet,
-        profile: plan.pod_profile.as_deref(),
-        mode: plan.knobs.bucket_serve_mode,
-        prompt_tokens: plan.prompt_tokens,
-        now_ms: scene.now_ms,
-    };
+    let ask = plan.band(scene.now_ms)?;
     if attempt.failure.is_none() {
         scene.worker.serve.record(&ask);
     }
     scene.worker.serve.roleset_for(&ask)
+}
+
+/// Counts a request whose profile limits them; another attempt is no other request.
+fn admit(
+    plan: &Plan,
+    attempt: &Attempt,
+    scene: &mut Scene<'_>,
+) -> Result<Option<Admission>, Fault> {
+    let per_second = plan.requests_per_second;
+    if per_second == 0 || attempt.failure.is_some() {
+        return Ok(None);
+    }
+    let limit = RateLimit {
+        per_second,
+        replicas: scene.worker.fleet.replicas(),
+    };
+    let counted = scene
+        .worker
+        .rate
+        .admit(scene.store, plan.fleet.slot, limit, scene.now_ms);
+    counted.map(Some).map_err(|refused| Fault::Rate {
+        model: plan.fleet.name.to_string(),
+        per_second,
+        retry_after_s: refused.retry_after_s,
+    })
 }
 
 /// Rolesets a retry may not use: those tried, or all of them when no further try is allowed.
@@ -271,7 +289,7 @@ fn note(choice: &Choice) -> String {
     let name = |pod: Option<&FleetPod>| pod.map_or("-", |pod| pod.name.as_str()).to_owned();
     format!(
         "strategy={} prefill={} decode={}",
-        choice.strategy,
+        choice.strategy.name(),
         name(choice.prefill_pod()),
         name(choice.decode_pod())
     )

@@ -1,24 +1,38 @@
 //! The client's own request at its pod: released, dressed, watched, ended.
 
+use super::affinity;
+use super::plan;
 use super::prefill::host;
 use super::sse::{Opening, Verdict};
 use super::state::{Choice, Decoding, State};
 use super::{BodyEdit, Effect, Event, Flow, Leg};
 use crate::meters::{Count, Meter};
+use crate::prefix::Chain;
 use crate::reply::Fault;
 use crate::worker::Scene;
+use pd_wire::knobs::{Choice as _, Strategy};
 use pd_wire::names;
 
 /// What the proxy says when no connection to the pod came about.
 const NEVER_CONNECTED: [&str; 2] = ["connection_failure", "connection_timeout"];
+
+/// How the client's request goes to the pod that answers it.
+#[derive(Debug)]
+pub(super) struct DecodeLeg {
+    /// Change to the body.
+    pub(super) body: BodyEdit,
+    /// The KV reference that the body carries then.
+    pub(super) members: Option<Vec<u8>>,
+    /// Prompt blocks, when the pod's cache shall be remembered.
+    pub(super) chain: Option<Chain>,
+}
 
 impl Flow {
     /// Lets the client's request go to the pod that answers it.
     pub(super) fn send_decode(
         &self,
         choice: Choice,
-        body: BodyEdit,
-        members: Option<Vec<u8>>,
+        leg: DecodeLeg,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
@@ -32,13 +46,14 @@ impl Flow {
             address: pod.address.clone(),
             request_id: self.request_id.clone(),
             says_json: self.head.says_json,
-            body,
+            body: leg.body,
         }));
         scene.worker.ledger.decode_sent(choice.charge);
         let idle_ms = choice.knobs.stream_idle_backstop_ms;
         State::Decoding(Decoding {
             choice,
-            members,
+            members: leg.members,
+            chain: leg.chain,
             idle_ms,
             deadline: scene.now_ms.saturating_add(idle_ms),
             status: None,
@@ -69,12 +84,17 @@ impl Flow {
                 let handed_over = leg.members.take().is_some();
                 leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
                 effects.push(Effect::Dress(self.response_headers(&leg.choice)));
-                if end {
-                    return self.answered(&leg, scene, effects);
+                if !(200..300).contains(&status) {
+                    leg.chain = None;
                 }
-                if status == 200 && event_stream && handed_over {
+                if status == 200 && event_stream && handed_over && !end {
                     leg.opening = Some(Opening::default());
                     effects.push(Effect::Hold);
+                    return State::Decoding(leg);
+                }
+                leg.learn(scene);
+                if end {
+                    return self.answered(&leg, scene, effects);
                 }
                 State::Decoding(leg)
             }
@@ -90,7 +110,10 @@ impl Flow {
                 match verdict {
                     Some(Verdict::Error) => return self.not_taken_over(&leg, scene, effects),
                     Some(Verdict::Preamble) if !end => effects.push(Effect::Hold),
-                    _ => leg.opening = None,
+                    _ => {
+                        leg.opening = None;
+                        leg.learn(scene);
+                    }
                 }
                 if end {
                     self.answered(&leg, scene, effects)
@@ -198,11 +221,15 @@ impl Flow {
     fn response_headers(&self, choice: &Choice) -> Vec<(&'static str, String)> {
         let mut headers = vec![
             (names::HEADER_GATEWAY_REQUEST_ID, self.request_id.clone()),
-            (names::HEADER_STRATEGY, choice.strategy.to_owned()),
+            (names::HEADER_STRATEGY, choice.strategy.name().to_owned()),
         ];
         if let Some(pod) = choice.decode_pod() {
             headers.push((names::HEADER_TARGET_NAME, pod.name.clone()));
             headers.push((names::HEADER_TARGET_IP, pod.address.clone()));
+            if choice.strategy == Strategy::SessionAffinity {
+                let id = affinity::session_id(&pod.address);
+                headers.push((names::HEADER_SESSION_ID, id));
+            }
         }
         if let Some(pod) = choice.prefill_pod() {
             headers.push((names::HEADER_PREFILL_NAME, pod.name.clone()));
@@ -218,5 +245,16 @@ impl Flow {
             headers.push((names::HEADER_DECISION, decision.clone()));
         }
         headers
+    }
+}
+
+// === impl Decoding ===
+
+impl Decoding {
+    /// The pod has computed the prompt or taken its KV over; once per request.
+    fn learn(&mut self, scene: &Scene<'_>) {
+        if let Some(chain) = self.chain.take() {
+            plan::learn(&self.choice, self.choice.decode_pod(), &chain, scene);
+        }
     }
 }

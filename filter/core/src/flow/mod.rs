@@ -15,11 +15,13 @@
 //! changes nothing. A flow never keeps the body: the host's buffer holds it, and a retry reads
 //! it again.
 
+mod affinity;
 mod arrive;
 mod decode;
 mod effect;
 mod ending;
 mod event;
+mod explain;
 mod head;
 mod plan;
 mod prefill;
@@ -31,6 +33,7 @@ mod tests;
 
 pub use effect::{BodyEdit, Call, Effect, Leg};
 pub use event::Event;
+pub use explain::explain;
 pub use head::{Head, Route, route};
 
 use crate::reply::{Fault, PrefillFailure};

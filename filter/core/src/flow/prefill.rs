@@ -1,12 +1,12 @@
 //! While the prefill leg is out, with its client and without.
 
-use super::plan::index;
+use super::decode::DecodeLeg;
+use super::plan::learn;
 use super::state::{Choice, Freeing, Prefilling, State};
 use super::{BodyEdit, Call, Effect, Event, Flow};
 use crate::engine::vllm::{self, HandOver};
 use crate::fleet::FleetPod;
 use crate::meters::{Count, Meter};
-use crate::prefix::model_hash;
 use crate::reply::{Fault, PrefillFailure, prefill_passthrough};
 use crate::worker::Scene;
 
@@ -70,16 +70,22 @@ impl Flow {
             }
         };
         scene.worker.ledger.prefill_done(leg.choice.charge);
-        if let (Some(chain), Some(pod)) = (&leg.chain, leg.choice.prefill_pod()) {
-            let model = model_hash(&leg.choice.fleet.name);
-            index(&leg.choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);
+        if let Some(chain) = &leg.chain {
+            learn(&leg.choice, leg.choice.prefill_pod(), chain, scene);
         }
         effects.push(Effect::Count(
             Count::new(Meter::PrefillSuccess, self.model.clone())
                 .word("status", "pd-prefill-request-success")
                 .code(200),
         ));
-        self.send_decode(leg.choice, edit, members, scene, effects)
+        // With the KV it gets the prefix, so a later turn may need no remote prefill.
+        let decode_learns = leg.choice.knobs.local_prefill_max_tokens > 0;
+        let decode = DecodeLeg {
+            body: edit,
+            members,
+            chain: leg.chain.filter(|_| decode_learns),
+        };
+        self.send_decode(leg.choice, decode, scene, effects)
     }
 
     /// Nothing came in time. The call may still be answered: an orphan takes it over, with the

@@ -6,7 +6,7 @@ use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::ChargeId;
 use crate::prefix::Chain;
 use crate::request::patch::Lead;
-use pd_wire::knobs::{Knobs, KvConnector};
+use pd_wire::knobs::{Knobs, KvConnector, Strategy};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -49,8 +49,8 @@ pub(super) struct Choice {
     pub(super) charge: ChargeId,
     /// Settings in force for the request.
     pub(super) knobs: Arc<Knobs>,
-    /// Value of the `routing-strategy` response header.
-    pub(super) strategy: &'static str,
+    /// How they were chosen, told to the client.
+    pub(super) strategy: Strategy,
     /// Profile chosen by the request's size, told to the client.
     pub(super) auto_profile: Option<String>,
     /// Value of the `x-pd-decision` response header, when asked for.
@@ -78,6 +78,8 @@ pub(super) struct Decoding {
     pub(super) choice: Choice,
     /// The KV reference given to the decode pod, as a member of its body, until it answers.
     pub(super) members: Option<Vec<u8>>,
+    /// Prompt blocks, learnt when the pod answers well.
+    pub(super) chain: Option<Chain>,
     /// Longest silence allowed, in ms, and when it ends.
     pub(super) idle_ms: u64,
     pub(super) deadline: u64,

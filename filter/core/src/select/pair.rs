@@ -41,6 +41,7 @@ pub(super) fn choose(query: &Query<'_>) -> Result<Decision, Refusal> {
     let local_max = query.settings.local_prefill_max_tokens;
     if local_max > 0 && problem::uncached_tokens(query, pair.decode) <= local_max {
         explanation.reason = Reason::LocalPrefill;
+        explanation.match_percent = Some(problem::cached_percent(query, pair.decode));
         return Ok(Decision {
             target: Target::OneLeg(pair.decode),
             explanation,
@@ -87,8 +88,8 @@ fn solve(
             ineligible: explanation.ineligible,
         });
     };
-    explanation.prefill = prefill.listed();
-    explanation.decode = decode.listed();
+    explanation.prefill = prefill.listed(query);
+    explanation.decode = decode.listed(query);
     Ok((pair, explanation))
 }
 

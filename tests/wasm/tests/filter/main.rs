@@ -18,6 +18,7 @@ mod sessions;
 mod snapshot;
 mod spread;
 mod stand;
+mod strategies;
 mod streaming;
 mod upgrade;
 mod watchdog;
