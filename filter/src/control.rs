@@ -3,6 +3,7 @@
 use crate::host::{clock, raw, store::SharedData, stream};
 use crate::root::Settings;
 use crate::vm;
+use pd_core::eject::Ejections;
 use pd_core::fleet::{accept_samples, accept_topology};
 use pd_core::token;
 use pd_wire::control::{PushReply, Status};
@@ -150,6 +151,7 @@ impl Control {
                     samples: vm.worker.fleet.samples_status(now_ms),
                     live_flows: vms.iter().map(|vm| u64::from(vm.live_flows)).sum(),
                     vms,
+                    ejected: Ejections::list(&SharedData, &mut vm.worker.fleet, now_ms),
                     knobs: self.settings.config.report(),
                 },
             );

@@ -4,7 +4,7 @@ use crate::host::{clock, raw, stream};
 use crate::registry::FlowId;
 use crate::root::TICK_MS;
 use crate::vm::Vm;
-use pd_core::flow::{BodyEdit, Call, Effect, Event, Leg};
+use pd_core::flow::{BodyEdit, Call, Effect, Event, Leg, Lost};
 use pd_core::reply::Reply;
 use pd_core::request::patch::Prefix;
 use pd_wire::names;
@@ -122,7 +122,12 @@ impl Vm {
             Effect::Orphan(flow) => match self.flows.orphan(id, *flow) {
                 Some((orphan, true)) => self.flows.settle(orphan, clock::now_ms()),
                 Some((orphan, false)) => {
-                    self.step(orphan, Event::CallFailed, place, &mut Outcome::default());
+                    self.step(
+                        orphan,
+                        Event::CallLost(Lost::Unsent),
+                        place,
+                        &mut Outcome::default(),
+                    );
                 }
                 None => {}
             },
@@ -173,7 +178,7 @@ impl Vm {
         if let Err(status) = hostcalls::enqueue_shared_queue(queue, Some(&id.0.to_le_bytes())) {
             log::error!("the root's queue refused a request: {status:?}");
             entry.outbox = None;
-            self.step(id, Event::CallFailed, place, outcome);
+            self.step(id, Event::CallLost(Lost::Unsent), place, outcome);
         }
     }
 
@@ -211,7 +216,12 @@ impl Vm {
             Ok(token) => self.flows.called(id, token),
             Err(status) => {
                 log::error!("cluster {} refused a call: {status:?}", names::CLUSTER);
-                self.step(id, Event::CallFailed, Place::Root(root), outcome);
+                self.step(
+                    id,
+                    Event::CallLost(Lost::Unsent),
+                    Place::Root(root),
+                    outcome,
+                );
             }
         }
     }

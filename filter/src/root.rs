@@ -124,7 +124,7 @@ impl Context for Root {
         let body = stream::read(BufferType::HttpCallResponseBody, 0, body_size);
         let event = match status {
             // The proxy's own answer to a call it could not deliver; an engine's carries a time.
-            Some(503 | 504) if !stream::call_reached_upstream() => Event::CallFailed,
+            Some(503 | 504) if !stream::call_reached_upstream() => Event::of_proxy(&body),
             Some(status) => Event::CallReply {
                 status,
                 body: &body,
@@ -165,6 +165,8 @@ impl Vm {
         if report.overflow {
             log::warn!("all VM slots are taken; charges go to the overflow slot");
         }
+        let is_janitor = self.worker.ledger.is_janitor();
+        self.worker.tick(&SharedData, now_ms, is_janitor);
         if now_ms.saturating_sub(self.swept_at) >= SWEEP_MS {
             self.swept_at = now_ms;
             self.sweep(now_ms);

@@ -1,6 +1,7 @@
 //! What one VM knows, shared by all its requests.
 
 use crate::config::Config;
+use crate::eject::Ejections;
 use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
@@ -14,6 +15,8 @@ pub struct Worker {
     pub fleet: FleetCache,
     /// What this VM has charged.
     pub ledger: Ledger,
+    /// Pods and pairs that are avoided.
+    pub eject: Ejections,
     /// Random words and ids.
     pub ids: Ids,
     /// Requests in flight, orphaned ones left out.
@@ -34,6 +37,7 @@ impl Worker {
         Self {
             fleet: FleetCache::new(),
             ledger: Ledger::new(nonce),
+            eject: Ejections::default(),
             ids,
             in_flight: 0,
             retrying: 0,
@@ -49,6 +53,11 @@ impl Worker {
             return known;
         }
         self.fleet.model(name)
+    }
+
+    /// Work of every tick, after the snapshot was refreshed. One VM of the Envoy is its janitor.
+    pub fn tick(&mut self, store: &dyn SharedStore, now_ms: u64, is_janitor: bool) {
+        self.eject.tick(store, &mut self.fleet, now_ms, is_janitor);
     }
 
     /// May one more request be tried on another roleset? At most `percent` of the requests in

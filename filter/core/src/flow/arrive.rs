@@ -3,6 +3,7 @@
 use super::plan::{Plan, pods};
 use super::state::{Choice, Prefilling, State};
 use super::{Attempt, BodyEdit, Call, Effect, Flow};
+use crate::eject::{Rules, Subject, View};
 use crate::engine::vllm;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::Amounts;
@@ -16,6 +17,8 @@ use pd_wire::names;
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// Most choices made because another request had the trial of the pods chosen.
+const MAX_CHOICES: u32 = 4;
 /// How much later than our own deadline the host may give up on a call, in ms.
 const HOST_GRACE_MS: u64 = 1000;
 
@@ -83,26 +86,49 @@ impl Flow {
         self.send_prefill(body, &scan, choice, plan, attempt, scene, effects)
     }
 
-    /// Chooses pods and charges them, in one step.
+    /// Chooses pods and charges them, in one step. When they are on trial with another request,
+    /// chooses again.
     fn choose(
         &self,
         plan: &Plan,
         attempt: &Attempt,
         scene: &mut Scene<'_>,
     ) -> Result<Choice, Fault> {
+        let rules = Rules::from(&*plan.knobs);
+        for _ in 1..MAX_CHOICES {
+            let (choice, trials) = self.choose_once(plan, attempt, &rules, scene)?;
+            let slot = plan.fleet.slot;
+            let eject = &mut scene.worker.eject;
+            if eject.admit(scene.store, slot, &trials, &rules, scene.now_ms) {
+                return Ok(choice);
+            }
+            Self::release(&choice, scene);
+        }
+        Ok(self.choose_once(plan, attempt, &rules, scene)?.0)
+    }
+
+    /// Chooses pods and charges them; also says whose trial that would be.
+    fn choose_once(
+        &self,
+        plan: &Plan,
+        attempt: &Attempt,
+        rules: &Rules,
+        scene: &mut Scene<'_>,
+    ) -> Result<(Choice, Vec<Subject>), Fault> {
         let knobs = &plan.knobs;
         let settings = Settings::from(&**knobs);
         let excluded = excluded(attempt, &plan.fleet, knobs, scene);
         let tie = scene.worker.ids.word();
         let fleet = &plan.fleet;
         let now_ms = scene.now_ms;
+        let ejected = scene.worker.eject.view(fleet, rules, now_ms);
         let mut loads: Vec<Amounts> = Vec::new();
         let charged = scene
             .worker
             .ledger
             .charge(scene.store, fleet.slot, now_ms, |totals| {
                 totals.aligned_into(&fleet.pods, &mut loads);
-                let decision = select(&Query {
+                let query = Query {
                     fleet,
                     loads: &loads,
                     settings: &settings,
@@ -111,28 +137,40 @@ impl Flow {
                     prompt_tokens: plan.prompt_tokens,
                     text_bytes: plan.text_bytes,
                     match_percent: &plan.match_percent,
-                    allowed: &|_| true,
+                    allowed: &|pod| ejected.as_ref().is_none_or(|view| view.allows(pod)),
                     excluded_rolesets: &excluded,
-                    blocked_pairs: &[],
+                    blocked_pairs: ejected.as_ref().map_or(&[], View::blocked_pairs),
                     tie,
                     shape: plan.shape(),
-                })?;
+                };
+                let decision = match select(&query) {
+                    // An ejection alone never turns a request away.
+                    Err(refusal) if ejected.is_some() && !refusal.at_capacity() => select(&Query {
+                        allowed: &|_| true,
+                        blocked_pairs: &[],
+                        ..query
+                    }),
+                    decision => decision,
+                }?;
                 let pick = plan.pick(&decision)?;
                 Ok((pick, decision))
             });
         let charged = charged.map_err(|refusal: Refusal| plan.fault(&refusal))?;
         let (prefill, decode) = pods(&charged.decision.target);
         let explained = self.head.explain && knobs.allow_explain;
-        Ok(Choice {
+        let trials = ejected.map_or_else(Vec::new, |view| view.trials(prefill, decode));
+        let choice = Choice {
             decision: explained.then(|| charged.decision.explanation.render(fleet)),
             fleet: Rc::clone(fleet),
             prefill,
             decode,
             charge: charged.id,
+            chosen_at_ms: now_ms,
             auto_profile: plan.auto_profile.clone(),
             strategy: plan.strategy.name(),
             knobs: Arc::clone(knobs),
-        })
+        };
+        Ok((choice, trials))
     }
 
     /// Sends the prefill leg of a chosen pair.
@@ -198,6 +236,7 @@ impl Flow {
             timeout_ms,
             deadline: scene.now_ms.saturating_add(timeout_ms),
             attempt,
+            judged: false,
         }))
     }
 

@@ -3,7 +3,9 @@
 use super::prefill::host;
 use super::sse::{Opening, Verdict};
 use super::state::{Choice, Decoding, State};
+use super::verdict::{Part, cause_of};
 use super::{BodyEdit, Effect, Event, Flow, Leg};
+use crate::eject::{Cause, Outcome};
 use crate::meters::{Count, Meter};
 use crate::reply::Fault;
 use crate::worker::Scene;
@@ -38,6 +40,7 @@ impl Flow {
         let idle_ms = choice.knobs.stream_idle_backstop_ms;
         State::Decoding(Decoding {
             choice,
+            took_kv: members.is_some(),
             members,
             idle_ms,
             deadline: scene.now_ms.saturating_add(idle_ms),
@@ -69,12 +72,15 @@ impl Flow {
                 let handed_over = leg.members.take().is_some();
                 leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
                 effects.push(Effect::Dress(self.response_headers(&leg.choice)));
+                self.judge_status(&leg, status, scene, effects);
                 if end {
                     return self.answered(&leg, scene, effects);
                 }
                 if status == 200 && event_stream && handed_over {
                     leg.opening = Some(Opening::default());
                     effects.push(Effect::Hold);
+                } else if status < 400 && leg.took_kv {
+                    self.judge(&leg.choice, Part::Pair, Outcome::Works, scene, effects);
                 }
                 State::Decoding(leg)
             }
@@ -90,7 +96,11 @@ impl Flow {
                 match verdict {
                     Some(Verdict::Error) => return self.not_taken_over(&leg, scene, effects),
                     Some(Verdict::Preamble) if !end => effects.push(Effect::Hold),
-                    _ => leg.opening = None,
+                    Some(_) => {
+                        leg.opening = None;
+                        self.judge(&leg.choice, Part::Pair, Outcome::Works, scene, effects);
+                    }
+                    None => {}
                 }
                 if end {
                     self.answered(&leg, scene, effects)
@@ -108,6 +118,8 @@ impl Flow {
             Event::Gone { engine_cut, .. } => {
                 Self::release(&leg.choice, scene);
                 if engine_cut {
+                    let cut = Outcome::Fails(Cause::Transport);
+                    self.judge(&leg.choice, Part::Decode, cut, scene, effects);
                     return self.ended("engine_cut", 502, scene, effects);
                 }
                 self.client_gone(scene, effects)
@@ -121,6 +133,7 @@ impl Flow {
         Self::release(&leg.choice, scene);
         let status = leg.status.unwrap_or(200);
         let label = if status < 400 {
+            self.judge(&leg.choice, Part::Decode, Outcome::Works, scene, effects);
             "gateway_request_success"
         } else {
             "engine_error"
@@ -136,6 +149,15 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
+        if let Some(cause) = cause_of(details) {
+            self.judge(
+                &leg.choice,
+                Part::Decode,
+                Outcome::Fails(cause),
+                scene,
+                effects,
+            );
+        }
         // What follows the first brace is the transport's own text, of any length.
         let cause = details
             .split('{')
@@ -164,6 +186,8 @@ impl Flow {
             Meter::PairFailure,
             self.model.clone(),
         )));
+        let failed = Outcome::Fails(Cause::HandOver);
+        self.judge(&leg.choice, Part::Pair, failed, scene, effects);
         self.fail(&Fault::DecodeHandOver, scene, effects)
     }
 
@@ -171,6 +195,9 @@ impl Flow {
     fn silent(&self, leg: &Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
         Self::release(&leg.choice, scene);
         let started = leg.status.is_some() && leg.opening.is_none();
+        let late = Outcome::Fails(Cause::Timeout);
+        let who = if started { Part::Decode } else { leg.liable() };
+        self.judge(&leg.choice, who, late, scene, effects);
         let phase = if started {
             "stream_idle"
         } else {

@@ -27,9 +27,10 @@ pub mod sse;
 mod state;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 pub use effect::{BodyEdit, Call, Effect, Leg};
-pub use event::Event;
+pub use event::{Event, Lost};
 pub use head::{Head, Route, route};
 
 use crate::reply::{Fault, PrefillFailure};

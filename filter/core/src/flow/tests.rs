@@ -1,5 +1,7 @@
 //! Event scripts: what happens in, what is to be done out.
 
+mod ejection;
+
 use super::*;
 use crate::config::Config;
 use crate::fleet::accept_topology;

@@ -112,6 +112,12 @@ impl Ledger {
         self.own
     }
 
+    /// True for the VM in the lowest slot: it alone does what one VM has to do.
+    pub fn is_janitor(&self) -> bool {
+        let lowest = self.peers.table().owners().next();
+        self.own.is_some() && self.own == lowest.map(|(vm, _)| vm)
+    }
+
     /// Charges of this VM that are not given back yet.
     pub fn live_charges(&self) -> usize {
         self.book.len()

@@ -1,5 +1,6 @@
 //! Step 5: the best pair. `score = prefill / max prefill + decode / max decode`; lowest wins.
 
+use super::problem::Problem;
 use super::solve::{self, Candidate, Side};
 use super::tie::{self, Level};
 use super::{
@@ -33,8 +34,9 @@ pub(super) fn choose(query: &Query<'_>) -> Result<Decision, Refusal> {
         decode::Policy::TokenLoad => decode::mean_rate(problem.decode.iter().map(|pod| &pod.load)),
         _ => 0.0,
     };
-    fast_path::prefill(query, &mut problem, &mut explanation);
-    fast_path::decode(query, &mut problem, &mut explanation);
+    for step in [fast_path::prefill, fast_path::decode] {
+        narrow(query, step, &mut problem, &mut explanation);
+    }
     let prefill = solve::prefill(query, &problem, &mut explanation);
     let decode = solve::decode(query, &problem.decode, mean_rate, &mut explanation);
     let Some(pair) = best(query, &prefill, &decode) else {
@@ -58,6 +60,23 @@ pub(super) fn choose(query: &Query<'_>) -> Result<Decision, Refusal> {
         target: Target::Pair(pair),
         explanation,
     })
+}
+
+/// A fast path, unless all pairs it leaves are ejected.
+fn narrow(
+    query: &Query<'_>,
+    step: fn(&Query<'_>, &mut Problem, &mut Explanation),
+    problem: &mut Problem,
+    explanation: &mut Explanation,
+) {
+    if query.blocked_pairs.is_empty() {
+        return step(query, problem, explanation);
+    }
+    let (mut left, mut why) = (problem.clone(), explanation.clone());
+    step(query, &mut left, &mut why);
+    if left.has_pair(query) {
+        (*problem, *explanation) = (left, why);
+    }
 }
 
 /// Best pair over all rolesets that have a scored pod on both sides.
