@@ -4,6 +4,7 @@
 mod abi;
 mod bodies;
 mod configure;
+mod ejection;
 mod endings;
 mod faults;
 mod ledger_vms;
