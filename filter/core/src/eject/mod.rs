@@ -24,9 +24,9 @@
 //! - Never more than a share of the model's pairs, never the last one ([`view`]). And when a
 //!   request finds nobody among those left, it is served as if nobody were ejected: a wrong
 //!   ejection costs some quality of the choice and never an answer.
-//! - A trial is one ordinary request, chosen as any other, so it always is a whole pair. The VM
-//!   that wins the swap of the record sends it; the others go on without. A trial that says
-//!   nothing is given up after a time, and another request may try.
+//! - A trial is one ordinary request, so it always is a whole pair. It is the first that may go
+//!   there and is no retry; of several VMs the one that wins the swap of the record sends it. A
+//!   trial that says nothing is given up after a time, and another request may try.
 //!
 //! One bounded record per model ([`record`]), shared by all VMs, is read at the tick. A request
 //! reads this VM's memory only. A write happens at a failure, at the first success after
@@ -34,6 +34,7 @@
 //! VM and sharing ejections alone, needs N failures *per VM*: with sixteen workers a dead pod
 //! would cost eighty requests.
 
+mod choose;
 mod entry;
 mod record;
 mod report;
@@ -42,6 +43,7 @@ mod view;
 #[cfg(test)]
 mod tests;
 
+pub use choose::choose;
 pub use entry::{Cause, Change, Entry, Phase, Subject};
 pub use record::MAX_ENTRIES;
 pub use view::View;

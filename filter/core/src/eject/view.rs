@@ -10,6 +10,7 @@
 use super::entry::{Entry, Phase, Subject};
 use crate::fleet::ModelFleet;
 use crate::ledger::PodKey;
+use crate::select::Shape;
 use pd_wire::topology::Role;
 
 /// Whom a choice avoids.
@@ -24,7 +25,7 @@ pub struct View {
 
 /// A subject by positions in the fleet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Pod(u16),
     Pair(u16, u16),
 }
@@ -112,6 +113,21 @@ impl View {
         &self.blocked
     }
 
+    /// Whose trial a request of this shape could be.
+    pub(super) fn due_for(&self, fleet: &ModelFleet, shape: Shape) -> Option<Place> {
+        let suits = |place: &&(Subject, Place)| match place.1 {
+            Place::Pair(..) => shape == Shape::Pair,
+            Place::Pod(pod) => {
+                let role = fleet.pod(pod).map(|pod| pod.role);
+                match shape {
+                    Shape::Pair => role != Some(Role::Standard),
+                    Shape::OneLeg | Shape::Plain(_) => role != Some(Role::Prefill),
+                }
+            }
+        };
+        self.due.iter().find(suits).map(|(_, place)| *place)
+    }
+
     /// Whose trial a request would be that goes to these pods.
     #[must_use]
     pub fn trials(&self, prefill: Option<u16>, decode: u16) -> Vec<Subject> {
@@ -121,6 +137,20 @@ impl View {
         };
         let due = self.due.iter().filter(|(_, place)| concerns(place));
         due.map(|(subject, _)| *subject).collect()
+    }
+}
+
+// === impl Place ===
+
+impl Place {
+    /// True for its own pods, and for all pods of roles that it does not fill.
+    pub(super) fn favours(self, fleet: &ModelFleet, pod: u16) -> bool {
+        let role = |at: u16| fleet.pod(at).map(|pod| pod.role);
+        let fills = |own: u16| own == pod || role(own) != role(pod);
+        match self {
+            Self::Pod(own) => fills(own),
+            Self::Pair(prefill, decode) => fills(prefill) && fills(decode),
+        }
     }
 }
 

@@ -3,14 +3,14 @@
 use super::plan::{Plan, pods};
 use super::state::{Choice, Prefilling, State};
 use super::{Attempt, BodyEdit, Call, Effect, Flow};
-use crate::eject::{Rules, Subject, View};
+use crate::eject::{self, Rules, Subject};
 use crate::engine::vllm;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::Amounts;
 use crate::meters::{Count, Meter};
 use crate::reply::Fault;
 use crate::request::{Scan, patch, scan};
-use crate::select::{Query, Refusal, Settings, select};
+use crate::select::{Query, Refusal, Settings};
 use crate::worker::Scene;
 use pd_wire::knobs::{Choice as _, Knobs, KvConnector, excerpt};
 use pd_wire::names;
@@ -128,39 +128,34 @@ impl Flow {
             .ledger
             .charge(scene.store, fleet.slot, now_ms, |totals| {
                 totals.aligned_into(&fleet.pods, &mut loads);
-                let query = Query {
-                    fleet,
-                    loads: &loads,
-                    settings: &settings,
-                    profile: plan.pod_profile.as_deref(),
-                    now_ms,
-                    prompt_tokens: plan.prompt_tokens,
-                    text_bytes: plan.text_bytes,
-                    match_percent: &plan.match_percent,
-                    allowed: &|pod| ejected.as_ref().is_none_or(|view| view.allows(pod)),
-                    excluded_rolesets: &excluded,
-                    blocked_pairs: ejected.as_ref().map_or(&[], View::blocked_pairs),
-                    tie,
-                    shape: plan.shape(),
-                };
-                let decision = match select(&query) {
-                    // An ejection alone never turns a request away.
-                    Err(refusal) if ejected.is_some() && !refusal.at_capacity() => select(&Query {
+                let (decision, trials) = eject::choose(
+                    &Query {
+                        fleet,
+                        loads: &loads,
+                        settings: &settings,
+                        profile: plan.pod_profile.as_deref(),
+                        now_ms,
+                        prompt_tokens: plan.prompt_tokens,
+                        text_bytes: plan.text_bytes,
+                        match_percent: &plan.match_percent,
                         allowed: &|_| true,
+                        excluded_rolesets: &excluded,
                         blocked_pairs: &[],
-                        ..query
-                    }),
-                    decision => decision,
-                }?;
+                        tie,
+                        shape: plan.shape(),
+                    },
+                    ejected.as_ref(),
+                    attempt.failure.is_none(),
+                )?;
                 let pick = plan.pick(&decision)?;
-                Ok((pick, decision))
+                Ok((pick, (decision, trials)))
             });
         let charged = charged.map_err(|refusal: Refusal| plan.fault(&refusal))?;
-        let (prefill, decode) = pods(&charged.decision.target);
+        let (decision, trials) = charged.decision;
+        let (prefill, decode) = pods(&decision.target);
         let explained = self.head.explain && knobs.allow_explain;
-        let trials = ejected.map_or_else(Vec::new, |view| view.trials(prefill, decode));
         let choice = Choice {
-            decision: explained.then(|| charged.decision.explanation.render(fleet)),
+            decision: explained.then(|| decision.explanation.render(fleet)),
             fleet: Rc::clone(fleet),
             prefill,
             decode,
