@@ -55,7 +55,8 @@ impl Worker {
         self.fleet.model(name)
     }
 
-    /// Work of every tick, after the snapshot was refreshed. One VM of the Envoy is its janitor.
+    /// The VM's own duties beside the ledger's beat; call once per tick. The janitor also does
+    /// what one VM does for all.
     pub fn tick(&mut self, store: &dyn SharedStore, now_ms: u64, is_janitor: bool) {
         self.eject.tick(store, &mut self.fleet, now_ms, is_janitor);
     }
