@@ -175,6 +175,7 @@ fn a_pair_whose_transfers_fail_is_parted_and_its_pods_serve_on() {
         assert_eq!(targets, [P1]);
         let alone = gateway.run(several().worker(worker));
         assert_eq!(alone.expect(200).header("target-pod-ip"), Some(D0));
+        gateway.advance(100);
     }
     // The transfers work again.
     gateway.engine(D0, vllm);
