@@ -63,11 +63,13 @@ impl Flow {
 
     /// Gives back everything a choice has charged; once, whatever is called again.
     pub(super) fn release(choice: &Choice, scene: &mut Scene<'_>) {
-        scene.worker.ledger.release(choice.charge);
         let knobs = &choice.knobs;
-        if knobs.max_prefill_per_pod > 0 || knobs.max_decode_per_pod > 0 {
-            // Another VM may be about to turn a request away.
-            scene.worker.ledger.publish(scene.store);
+        let limited = knobs.max_prefill_per_pod > 0 || knobs.max_decode_per_pod > 0;
+        let ledger = &mut scene.worker.ledger;
+        // With limits, another VM may be about to turn a request away; and of a VM that falls idle,
+        // no next charge would tell.
+        if ledger.release(choice.charge) && (limited || ledger.live_charges() == 0) {
+            ledger.publish(scene.store);
         }
     }
 }
