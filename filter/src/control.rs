@@ -5,6 +5,7 @@ use crate::host::headers::Headers;
 use crate::host::{clock, raw, store::SharedData, stream};
 use crate::root::Settings;
 use crate::vm::{self, Vm};
+use pd_core::eject::Ejections;
 use pd_core::fleet::{accept_samples, accept_topology};
 use pd_core::flow::{self, Head};
 use pd_core::request::Endpoint;
@@ -193,6 +194,7 @@ impl Control {
                         &self.settings.config,
                         &SharedData,
                     ),
+                    ejected: Ejections::list(&SharedData, &mut vm.worker.fleet, now_ms),
                     knobs: self.settings.config.report(),
                     warnings: self.settings.config.warnings.clone(),
                     models: vm.worker.fleet.summary().to_vec(),

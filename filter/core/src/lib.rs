@@ -9,6 +9,7 @@
 extern crate pd_core_wasm_tests;
 
 pub mod config;
+pub mod eject;
 pub mod engine;
 pub mod fleet;
 pub mod flow;

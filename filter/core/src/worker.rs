@@ -1,6 +1,7 @@
 //! What one VM knows, shared by all its requests.
 
 use crate::config::Config;
+use crate::eject::Ejections;
 use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
@@ -21,6 +22,8 @@ pub struct Worker {
     pub serve: Serve,
     /// Requests counted against `requestsPerSecond`.
     pub rate: RateCounts,
+    /// Pods and pairs that are avoided.
+    pub eject: Ejections,
     /// Random words and ids.
     pub ids: Ids,
     /// Where the round over the session table is.
@@ -45,6 +48,7 @@ impl Worker {
             ledger: Ledger::new(nonce),
             serve: Serve::default(),
             rate: RateCounts::default(),
+            eject: Ejections::default(),
             ids,
             sessions: Sweep::default(),
             in_flight: 0,
@@ -73,6 +77,7 @@ impl Worker {
         is_janitor: bool,
     ) {
         self.serve.tick(store, now_ms);
+        self.eject.tick(store, &mut self.fleet, now_ms, is_janitor);
         if is_janitor {
             let max_sessions = config.knobs.token_load_max_sessions;
             self.sessions.tick(store, max_sessions, now_ms);

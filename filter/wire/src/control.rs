@@ -168,6 +168,9 @@ pub struct Status {
     /// Bands of adaptive buckets; none when they are off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bands: Vec<Band>,
+    /// Pods and pairs that are avoided because they failed.
+    #[serde(default)]
+    pub ejected: Vec<Ejected>,
     /// Knobs in force, by camelCase name.
     pub knobs: serde_json::Map<String, serde_json::Value>,
     /// What the plugin config and the variables were warned of.
@@ -206,6 +209,24 @@ pub struct SnapshotStatus {
     pub age_ms: u64,
     /// Pods it holds.
     pub pods: u64,
+}
+
+/// A pod, or a pair, that is avoided because it failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ejected {
+    /// Model.
+    pub model: String,
+    /// `namespace/name` of the pod; of a pair, the prefill pod's first.
+    pub pods: Vec<String>,
+    /// `ejected`, `trial_due` (its time is over) or `on_trial`.
+    pub phase: String,
+    /// Time until its trial, in ms.
+    pub remaining_ms: u64,
+    /// How it failed last.
+    pub cause: String,
+    /// Ejections with no long calm between them.
+    pub times: u32,
 }
 
 /// One VM of this Envoy.

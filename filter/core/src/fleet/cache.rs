@@ -104,6 +104,12 @@ impl FleetCache {
             .flat_map(|held| held.names.keys().map(String::as_str))
     }
 
+    /// Slots of all models, in the order they were pushed.
+    pub fn slots(&self) -> impl Iterator<Item = u16> {
+        let models = self.topology.iter().flat_map(|held| &held.index.models);
+        models.map(|model| model.slot)
+    }
+
     /// Name of the model that owns a ledger slot or, having left, owned it last.
     pub fn name_of_slot(&self, slot: u16) -> Option<&str> {
         let index = &self.topology.as_ref()?.index;

@@ -4,6 +4,7 @@ use super::decode::DecodeLeg;
 use super::plan::{Circumstances, Plan, pods};
 use super::state::{Choice, Prefilling, State};
 use super::{Attempt, BodyEdit, Call, Effect, Flow};
+use crate::eject::{Rules, Subject};
 use crate::engine::vllm;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::Amounts;
@@ -18,6 +19,8 @@ use pd_wire::names;
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// Most choices made because another request had the trial of the pods chosen.
+const MAX_CHOICES: u32 = 4;
 /// How much later than our own deadline the host may give up on a call, in ms.
 const HOST_GRACE_MS: u64 = 1000;
 
@@ -99,19 +102,43 @@ impl Flow {
         self.send_prefill(body, &scan, choice, plan, attempt, scene, effects)
     }
 
-    /// Chooses pods and charges them, in one step.
+    /// Chooses pods and charges them, in one step. When they are on trial with another request,
+    /// chooses again.
     fn choose(
         &self,
         plan: &Plan,
         attempt: &Attempt,
         scene: &mut Scene<'_>,
     ) -> Result<Choice, Fault> {
+        let rules = Rules::from(&*plan.knobs);
+        let banded = banded_roleset(plan, attempt, scene);
+        for _ in 1..MAX_CHOICES {
+            let (choice, trials) = self.choose_once(plan, attempt, &rules, banded, scene)?;
+            let slot = plan.fleet.slot;
+            let eject = &mut scene.worker.eject;
+            if eject.admit(scene.store, slot, &trials, &rules, scene.now_ms) {
+                return Ok(choice);
+            }
+            Self::release(&choice, scene);
+        }
+        Ok(self.choose_once(plan, attempt, &rules, banded, scene)?.0)
+    }
+
+    /// Chooses pods and charges them; also says whose trial that would be.
+    fn choose_once(
+        &self,
+        plan: &Plan,
+        attempt: &Attempt,
+        rules: &Rules,
+        banded_roleset: Option<u16>,
+        scene: &mut Scene<'_>,
+    ) -> Result<(Choice, Vec<Subject>), Fault> {
         let knobs = &plan.knobs;
-        let banded_roleset = banded_roleset(plan, attempt, scene);
         let excluded = excluded(attempt, &plan.fleet, knobs, scene);
         let tie = scene.worker.ids.word();
         let fleet = &plan.fleet;
         let now_ms = scene.now_ms;
+        let ejected = scene.worker.eject.view(fleet, rules, now_ms);
         let mut loads: Vec<Amounts> = Vec::new();
         let charged = scene
             .worker
@@ -122,26 +149,31 @@ impl Flow {
                     loads: &loads,
                     excluded_rolesets: &excluded,
                     banded_roleset,
+                    ejected: ejected.as_ref(),
+                    may_try: attempt.failure.is_none(),
                     tie,
                     now_ms,
                 };
-                let decision = plan.decide(&given, LISTED)?;
+                let (decision, trials) = plan.decide(&given, LISTED)?;
                 let pick = plan.pick(&decision)?;
-                Ok((pick, decision))
+                Ok((pick, (decision, trials)))
             });
         let charged = charged.map_err(|refusal: Refusal| plan.fault(&refusal))?;
-        let (prefill, decode) = pods(&charged.decision.target);
+        let (decision, trials) = charged.decision;
+        let (prefill, decode) = pods(&decision.target);
         let explained = self.head.explain && knobs.allow_explain;
-        Ok(Choice {
-            decision: explained.then(|| charged.decision.explanation.render(fleet)),
+        let choice = Choice {
+            decision: explained.then(|| decision.explanation.render(fleet)),
             fleet: Rc::clone(fleet),
             prefill,
             decode,
             charge: charged.id,
+            chosen_at_ms: now_ms,
             auto_profile: plan.auto_profile.clone(),
             strategy: plan.strategy,
             knobs: Arc::clone(knobs),
-        })
+        };
+        Ok((choice, trials))
     }
 
     /// Sends the prefill leg of a chosen pair.
@@ -207,6 +239,7 @@ impl Flow {
             timeout_ms,
             deadline: scene.now_ms.saturating_add(timeout_ms),
             attempt,
+            judged: false,
         }))
     }
 

@@ -5,7 +5,9 @@ use super::plan;
 use super::prefill::host;
 use super::sse::{Opening, Verdict};
 use super::state::{Choice, Decoding, State};
+use super::verdict::{Part, cause_of};
 use super::{BodyEdit, Effect, Event, Flow, Leg};
+use crate::eject::{Cause, Outcome};
 use crate::meters::{Count, Meter};
 use crate::prefix::Chain;
 use crate::reply::Fault;
@@ -52,6 +54,7 @@ impl Flow {
         let idle_ms = choice.knobs.stream_idle_backstop_ms;
         State::Decoding(Decoding {
             choice,
+            took_kv: leg.members.is_some(),
             members: leg.members,
             chain: leg.chain,
             idle_ms,
@@ -84,6 +87,7 @@ impl Flow {
                 let handed_over = leg.members.take().is_some();
                 leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
                 effects.push(Effect::Dress(self.response_headers(&leg.choice)));
+                self.judge_status(&leg, status, scene, effects);
                 if !(200..300).contains(&status) {
                     leg.chain = None;
                 }
@@ -91,6 +95,9 @@ impl Flow {
                     leg.opening = Some(Opening::default());
                     effects.push(Effect::Hold);
                     return State::Decoding(leg);
+                }
+                if status < 400 && leg.took_kv {
+                    self.judge(&leg.choice, Part::Pair, Outcome::Works, scene, effects);
                 }
                 leg.learn(scene);
                 if end {
@@ -110,10 +117,12 @@ impl Flow {
                 match verdict {
                     Some(Verdict::Error) => return self.not_taken_over(&leg, scene, effects),
                     Some(Verdict::Preamble) if !end => effects.push(Effect::Hold),
-                    _ => {
+                    Some(_) => {
                         leg.opening = None;
                         leg.learn(scene);
+                        self.judge(&leg.choice, Part::Pair, Outcome::Works, scene, effects);
                     }
+                    None => {}
                 }
                 if end {
                     self.answered(&leg, scene, effects)
@@ -131,6 +140,8 @@ impl Flow {
             Event::Gone { engine_cut, .. } => {
                 Self::release(&leg.choice, scene);
                 if engine_cut {
+                    let cut = Outcome::Fails(Cause::Transport);
+                    self.judge(&leg.choice, Part::Decode, cut, scene, effects);
                     return self.ended("engine_cut", 502, scene, effects);
                 }
                 self.client_gone(scene, effects)
@@ -144,6 +155,7 @@ impl Flow {
         Self::release(&leg.choice, scene);
         let status = leg.status.unwrap_or(200);
         let label = if status < 400 {
+            self.judge(&leg.choice, Part::Decode, Outcome::Works, scene, effects);
             "gateway_request_success"
         } else {
             "engine_error"
@@ -159,6 +171,15 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
+        if let Some(cause) = cause_of(details) {
+            self.judge(
+                &leg.choice,
+                Part::Decode,
+                Outcome::Fails(cause),
+                scene,
+                effects,
+            );
+        }
         // What follows the first brace is the transport's own text, of any length.
         let cause = details
             .split('{')
@@ -187,6 +208,8 @@ impl Flow {
             Meter::PairFailure,
             self.model.clone(),
         )));
+        let failed = Outcome::Fails(Cause::HandOver);
+        self.judge(&leg.choice, Part::Pair, failed, scene, effects);
         self.fail(&Fault::DecodeHandOver, scene, effects)
     }
 
@@ -194,6 +217,9 @@ impl Flow {
     fn silent(&self, leg: &Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
         Self::release(&leg.choice, scene);
         let started = leg.status.is_some() && leg.opening.is_none();
+        let late = Outcome::Fails(Cause::Timeout);
+        let who = if started { Part::Decode } else { leg.liable() };
+        self.judge(&leg.choice, who, late, scene, effects);
         let phase = if started {
             "stream_idle"
         } else {

@@ -5,6 +5,7 @@
 
 use super::Head;
 use super::plan::{Circumstances, Plan, pods};
+use crate::eject::Rules;
 use crate::fleet::ModelFleet;
 use crate::ledger::Pick;
 use crate::reply::Fault;
@@ -30,15 +31,19 @@ pub fn explain(head: &Head, body: &[u8], scene: &mut Scene<'_>) -> Result<Explai
     let totals = scene.worker.ledger.totals(scene.store, plan.fleet.slot);
     let loads = totals.aligned(&plan.fleet.pods);
     let tie = scene.worker.ids.word();
+    let rules = Rules::from(&*plan.knobs);
+    let ejected = scene.worker.eject.view(&plan.fleet, &rules, scene.now_ms);
     let banded = plan.band(scene.now_ms);
     let given = Circumstances {
         loads: &loads,
         excluded_rolesets: &[],
         banded_roleset: banded.and_then(|ask| scene.worker.serve.roleset_for(&ask)),
+        ejected: ejected.as_ref(),
+        may_try: false,
         tie,
         now_ms: scene.now_ms,
     };
-    let decision = plan
+    let (decision, _) = plan
         .decide(&given, usize::MAX)
         .map_err(|refusal| plan.fault(&refusal))?;
     let pick = plan.pick(&decision);

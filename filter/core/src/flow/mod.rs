@@ -30,9 +30,10 @@ pub mod sse;
 mod state;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 pub use effect::{BodyEdit, Call, Effect, Leg};
-pub use event::Event;
+pub use event::{Event, Lost};
 pub use explain::explain;
 pub use head::{Head, Route, route};
 

@@ -3,13 +3,14 @@
 use super::state::Choice;
 use super::{Head, affinity};
 use crate::config::{RequestHints, StrategySource, resolve};
+use crate::eject::{self, Subject, View};
 use crate::engine::Engine;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::{Amounts, DecodeCharge, Pick, PrefillCharge};
 use crate::prefix::{Chain, PrefixIndex, chain, model_hash};
 use crate::reply::Fault;
 use crate::request::{Endpoint, Member, Scan};
-use crate::select::{Decision, Query, Refusal, Settings, Shape, Strategy, Target, select};
+use crate::select::{Decision, Query, Refusal, Settings, Shape, Strategy, Target};
 use crate::serve::Ask;
 use crate::session::growth;
 use crate::worker::Scene;
@@ -62,6 +63,10 @@ pub(super) struct Circumstances<'a> {
     pub(super) excluded_rolesets: &'a [u16],
     /// The roleset that adaptive buckets prefer.
     pub(super) banded_roleset: Option<u16>,
+    /// Pods and pairs that are avoided, if any are.
+    pub(super) ejected: Option<&'a View>,
+    /// The request may be the trial of an ejected pod.
+    pub(super) may_try: bool,
     /// Random word for ties.
     pub(super) tie: u64,
     pub(super) now_ms: u64,
@@ -205,13 +210,14 @@ impl Plan {
         }
     }
 
-    /// Chooses. The explanation lists the first `listed` scores of each kind.
+    /// Chooses, and says whose trial that would be. The explanation lists the first `listed`
+    /// scores of each kind.
     pub(super) fn decide(
         &self,
         given: &Circumstances<'_>,
         listed: usize,
-    ) -> Result<Decision, Refusal> {
-        select(&Query {
+    ) -> Result<(Decision, Vec<Subject>), Refusal> {
+        let query = Query {
             fleet: &self.fleet,
             loads: given.loads,
             settings: &self.settings,
@@ -227,7 +233,8 @@ impl Plan {
             tie: given.tie,
             shape: self.shape(),
             listed,
-        })
+        };
+        eject::choose(&query, given.ejected, given.may_try)
     }
 
     /// What adaptive buckets are asked; `None` when they do not matter to the request.

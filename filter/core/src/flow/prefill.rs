@@ -22,12 +22,13 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
+        self.judge_prefill(&leg, &event, scene, effects);
         match event {
             Event::CallReply { status: 200, body } => self.prefilled(leg, body, scene, effects),
             Event::CallReply { status, body } => {
                 self.prefill_failed(leg, PrefillFailure::Status(status), body, scene, effects)
             }
-            Event::CallFailed => {
+            Event::CallFailed | Event::CallLost(_) => {
                 self.prefill_failed(leg, PrefillFailure::Transport, &[], scene, effects)
             }
             Event::Due if scene.now_ms >= leg.deadline => self.prefill_late(leg, scene, effects),
@@ -45,7 +46,9 @@ impl Flow {
         effects: &mut Vec<Effect>,
     ) -> State {
         Self::leave_retry(&leg, scene);
-        let (edit, members) = match hand_over(&leg, body) {
+        let handed_over = hand_over(&leg, body);
+        self.judge_answer(&leg, &handed_over, scene, effects);
+        let (edit, members) = match handed_over {
             HandOver::Members(members) => {
                 (BodyEdit::Prefix(leg.lead.with(&members)), Some(members))
             }
@@ -92,7 +95,7 @@ impl Flow {
     /// charges, which follow the work.
     fn prefill_late(
         &mut self,
-        leg: Prefilling,
+        mut leg: Prefilling,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
@@ -108,6 +111,7 @@ impl Flow {
             .tried
             .extend(leg.choice.prefill_pod().map(|pod| pod.key));
         self.count_failure(PrefillFailure::Timeout, effects);
+        leg.judged = true;
         let orphan = self.orphan(leg, scene);
         match orphan {
             Some(orphan) => effects.push(Effect::Orphan(Box::new(orphan))),
@@ -231,17 +235,24 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
+        if !leg.judged {
+            self.judge_prefill(&leg, &event, scene, effects);
+        }
         match event {
             Event::CallReply { status: 200, body } => {
+                let handed_over = hand_over(&leg, body);
+                if !leg.judged {
+                    self.judge_answer(&leg, &handed_over, scene, effects);
+                }
                 scene.worker.ledger.prefill_done(leg.choice.charge);
                 if let (HandOver::Members(members), Some(pod)) =
-                    (hand_over(&leg, body), leg.choice.decode_pod())
+                    (handed_over, leg.choice.decode_pod())
                 {
                     return self.free(&leg.choice, pod, &members, scene, effects);
                 }
                 self.laid_to_rest(leg.choice.charge, "nothing_held", scene, effects)
             }
-            Event::CallReply { .. } | Event::CallFailed => {
+            Event::CallReply { .. } | Event::CallFailed | Event::CallLost(_) => {
                 self.laid_to_rest(leg.choice.charge, "prefill_failed", scene, effects)
             }
             Event::Due if scene.now_ms >= leg.deadline => {
@@ -310,7 +321,9 @@ impl Flow {
     ) -> State {
         match event {
             Event::CallReply { .. } => self.laid_to_rest(leg.charge, "freed", scene, effects),
-            Event::CallFailed => self.laid_to_rest(leg.charge, "not_freed", scene, effects),
+            Event::CallFailed | Event::CallLost(_) => {
+                self.laid_to_rest(leg.charge, "not_freed", scene, effects)
+            }
             Event::Due if scene.now_ms >= leg.deadline => {
                 self.laid_to_rest(leg.charge, "not_freed", scene, effects)
             }

@@ -47,6 +47,8 @@ pub(super) struct Choice {
     pub(super) prefill: Option<u16>,
     pub(super) decode: u16,
     pub(super) charge: ChargeId,
+    /// When they were chosen, in ms of the shared clock.
+    pub(super) chosen_at_ms: u64,
     /// Settings in force for the request.
     pub(super) knobs: Arc<Knobs>,
     /// How they were chosen, told to the client.
@@ -70,6 +72,8 @@ pub(super) struct Prefilling {
     pub(super) timeout_ms: u64,
     pub(super) deadline: u64,
     pub(super) attempt: Attempt,
+    /// The ejections know how it ended.
+    pub(super) judged: bool,
 }
 
 /// The client's own request at its pod.
@@ -80,6 +84,8 @@ pub(super) struct Decoding {
     pub(super) members: Option<Vec<u8>>,
     /// Prompt blocks, learnt when the pod answers well.
     pub(super) chain: Option<Chain>,
+    /// The decode pod was to take KV over.
+    pub(super) took_kv: bool,
     /// Longest silence allowed, in ms, and when it ends.
     pub(super) idle_ms: u64,
     pub(super) deadline: u64,

@@ -1,5 +1,6 @@
 //! Event scripts: what happens in, what is to be done out.
 
+mod ejection;
 mod serve;
 
 use super::*;

@@ -5,6 +5,7 @@ mod abi;
 mod bands;
 mod bodies;
 mod configure;
+mod ejection;
 mod endings;
 mod faults;
 mod ledger_vms;
