@@ -9,6 +9,7 @@
 extern crate pd_core_wasm_tests;
 
 pub mod config;
+pub mod eject;
 pub mod engine;
 pub mod fleet;
 pub mod flow;
@@ -18,6 +19,7 @@ pub mod meters;
 pub mod models;
 pub mod port;
 pub mod prefix;
+pub mod rate;
 pub mod reply;
 pub mod request;
 pub mod score;

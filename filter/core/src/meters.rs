@@ -25,6 +25,8 @@ pub enum Meter {
     HandOverUnusable,
     /// Requests whose decode leg could not take the KV.
     PairFailure,
+    /// Pods and pairs that were ejected.
+    Ejection,
     /// Prefill legs whose client left; `result` says how they ended.
     Orphan,
     /// Timers that ended a request.
@@ -48,6 +50,7 @@ impl Meter {
             Self::PrefillRetry => "gateway_pd_prefill_retry_total",
             Self::HandOverUnusable => "gateway_pd_hand_over_unusable_total",
             Self::PairFailure => "gateway_pd_pair_failure_total",
+            Self::Ejection => "gateway_pd_ejection_total",
             Self::Orphan => "gateway_pd_orphan_total",
             Self::Watchdog => "gateway_pd_decode_watchdog_total",
             Self::ChargeExpired => "gateway_pd_charge_expired_total",

@@ -1,10 +1,12 @@
 //! What one VM knows, shared by all its requests.
 
 use crate::config::Config;
+use crate::eject::Ejections;
 use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
+use crate::rate::RateCounts;
 use crate::serve::Serve;
 use crate::session::Sweep;
 use crate::tokens::{Estimates, Tokenizers};
@@ -25,6 +27,10 @@ pub struct Worker {
     pub nonce: u32,
     /// Prompt lengths and the rolesets preferred for them.
     pub serve: Serve,
+    /// Requests counted against `requestsPerSecond`.
+    pub rate: RateCounts,
+    /// Pods and pairs that are avoided.
+    pub eject: Ejections,
     /// Random words and ids.
     pub ids: Ids,
     /// Where the round over the session table is.
@@ -51,6 +57,8 @@ impl Worker {
             tokenizers: Tokenizers::default(),
             nonce,
             serve: Serve::default(),
+            rate: RateCounts::default(),
+            eject: Ejections::default(),
             ids,
             sessions: Sweep::default(),
             in_flight: 0,
@@ -80,6 +88,7 @@ impl Worker {
     ) {
         self.serve.tick(store, now_ms);
         self.estimates.tick(store, now_ms);
+        self.eject.tick(store, &mut self.fleet, now_ms, is_janitor);
         if is_janitor {
             let max_sessions = config.knobs.token_load_max_sessions;
             self.sessions.tick(store, max_sessions, now_ms);

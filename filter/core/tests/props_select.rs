@@ -629,3 +629,45 @@ fn an_explanation_renders_on_one_bounded_line_of_ascii() {
         line.len()
     );
 }
+
+#[test]
+fn a_fast_path_that_would_leave_an_ejected_pair_alone_is_not_taken() {
+    let spec = |name: &str, role: &str, busy: u32| PodSpec {
+        name: name.into(),
+        role: role.into(),
+        roleset: "a".into(),
+        requests: busy,
+        sample_age: Some(0),
+        sampled_running: Some(f64::from(busy)),
+        ..PodSpec::default()
+    };
+    for (pods, free) in [
+        (
+            [
+                spec("p0", "prefill", 0),
+                spec("p1", "prefill", 20),
+                spec("d0", "decode", 0),
+            ],
+            "p1+d0",
+        ),
+        (
+            [
+                spec("p0", "prefill", 0),
+                spec("d0", "decode", 0),
+                spec("d1", "decode", 20),
+            ],
+            "p0+d1",
+        ),
+    ] {
+        let mut scenario = Scenario {
+            pods: pods.into(),
+            ..Scenario::default()
+        };
+        assert_eq!(scenario.run().target, "p0+d0");
+        scenario.blocked = vec![("p0".into(), "d0".into())];
+        let outcome = scenario.run();
+        assert_eq!(outcome.target, free);
+        let explanation = outcome.result.unwrap().explanation;
+        assert!(!explanation.prefill_imbalance && explanation.decode_imbalance.is_none());
+    }
+}

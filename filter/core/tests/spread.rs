@@ -79,6 +79,7 @@ impl Worker {
                 banded_roleset: None,
                 tie,
                 shape: Shape::Pair,
+                listed: 0,
             })?;
             let Target::Pair(pair) = decision.target else {
                 panic!("all rolesets are complete: {decision:?}")

@@ -78,13 +78,17 @@ impl Fault {
     /// Value of the `status` label of the fail counter.
     fn label(&self) -> &'static str {
         match self {
-            Self::Body(_) | Self::NoBody | Self::Encoding(_) | Self::Path | Self::Strategy(_) => {
-                "bad_request"
-            }
+            Self::Body(_)
+            | Self::NoBody
+            | Self::Encoding(_)
+            | Self::Path
+            | Self::Strategy(_)
+            | Self::Filter(_) => "bad_request",
             Self::Model(_) => "model_not_found",
             Self::NoSnapshot => "not_ready",
             Self::NoPod { .. } | Self::Policy(_) => "pd-filter-prefill-decode-pods-fail",
             Self::Capacity(_) => "at_capacity",
+            Self::Rate { .. } => "rate_limited",
             Self::Prefill { .. } => "pd_prefill_failure",
             Self::DecodeUnreachable(_) | Self::DecodeHandOver => "pd_decode_failure",
             Self::DecodeTimeout { .. } => "pd_decode_watchdog",

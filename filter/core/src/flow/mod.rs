@@ -15,11 +15,13 @@
 //! changes nothing. A flow never keeps the body: the host's buffer holds it, and a retry reads
 //! it again.
 
+mod affinity;
 mod arrive;
 mod decode;
 mod effect;
 mod ending;
 mod event;
+mod explain;
 mod head;
 mod length;
 mod plan;
@@ -29,9 +31,11 @@ pub mod sse;
 mod state;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 pub use effect::{BodyEdit, Call, Effect, Leg};
-pub use event::Event;
+pub use event::{Event, Lost};
+pub use explain::explain;
 pub use head::{Head, Route, route};
 
 use crate::reply::{Fault, PrefillFailure};

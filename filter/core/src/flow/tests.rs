@@ -1,5 +1,6 @@
 //! Event scripts: what happens in, what is to be done out.
 
+mod ejection;
 mod serve;
 
 use super::*;
@@ -13,6 +14,12 @@ use pd_wire::control::Charged;
 const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":6}"#;
 const STREAM: &[u8] = br#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 const HANDED_OVER: &[u8] = br#"{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"10.0.0.1","remote_port":15601}}"#;
+
+mod explain;
+mod filter;
+mod mistakes;
+mod rate;
+mod strategies;
 
 const GONE: Event<'static> = Event::Gone {
     engine_cut: false,

@@ -13,12 +13,14 @@ mod one_leg;
 mod pair;
 mod problem;
 mod refusal;
+mod selector;
 mod settings;
 mod solve;
 mod tie;
 
-pub use explain::{DecodeImbalance, Explanation, Reason, Scored};
+pub use explain::{DecodeImbalance, Explanation, LISTED, Reason, Scored};
 pub use refusal::Refusal;
+pub use selector::{Selector, SelectorError};
 pub use settings::Settings;
 
 use crate::fleet::ModelFleet;
@@ -57,6 +59,8 @@ pub struct Query<'a> {
     pub tie: u64,
     /// What the request needs.
     pub shape: Shape,
+    /// Most scored pods of one kind that the explanation lists.
+    pub listed: usize,
 }
 
 /// What a request needs.

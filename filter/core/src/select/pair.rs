@@ -34,13 +34,15 @@ pub(super) fn choose(query: &Query<'_>) -> Result<Decision, Refusal> {
         decode::Policy::TokenLoad => decode::mean_rate(problem.decode.iter().map(|pod| &pod.load)),
         _ => 0.0,
     };
-    fast_path::prefill(query, &mut problem, &mut explanation);
-    fast_path::decode(query, &mut problem, &mut explanation);
+    for step in [fast_path::prefill, fast_path::decode] {
+        narrow(query, step, &mut problem, &mut explanation);
+    }
     let (pair, mut explanation) = solve_banded(query, &problem, mean_rate, &explanation)
         .map_or_else(|| solve(query, &problem, mean_rate, explanation), Ok)?;
     let local_max = query.settings.local_prefill_max_tokens;
     if local_max > 0 && problem::uncached_tokens(query, pair.decode) <= local_max {
         explanation.reason = Reason::LocalPrefill;
+        explanation.match_percent = Some(problem::cached_percent(query, pair.decode));
         return Ok(Decision {
             target: Target::OneLeg(pair.decode),
             explanation,
@@ -87,9 +89,26 @@ fn solve(
             ineligible: explanation.ineligible,
         });
     };
-    explanation.prefill = prefill.listed();
-    explanation.decode = decode.listed();
+    explanation.prefill = prefill.listed(query);
+    explanation.decode = decode.listed(query);
     Ok((pair, explanation))
+}
+
+/// A fast path, unless all pairs it leaves are ejected.
+fn narrow(
+    query: &Query<'_>,
+    step: fn(&Query<'_>, &mut Problem, &mut Explanation),
+    problem: &mut Problem,
+    explanation: &mut Explanation,
+) {
+    if query.blocked_pairs.is_empty() {
+        return step(query, problem, explanation);
+    }
+    let (mut left, mut why) = (problem.clone(), explanation.clone());
+    step(query, &mut left, &mut why);
+    if left.has_pair(query) {
+        (*problem, *explanation) = (left, why);
+    }
 }
 
 /// Best pair over all rolesets that have a scored pod on both sides.

@@ -57,6 +57,16 @@ impl Problem {
         decode.retain(|pod| prefill.iter().any(|other| other.roleset == pod.roleset));
         prefill.retain(|pod| decode.iter().any(|other| other.roleset == pod.roleset));
     }
+
+    /// True when some two candidates of a roleset may meet.
+    pub(super) fn has_pair(&self, query: &Query<'_>) -> bool {
+        self.prefill.iter().any(|left| {
+            self.decode.iter().any(|right| {
+                left.roleset == right.roleset
+                    && !query.blocked_pairs.contains(&(left.pod, right.pod))
+            })
+        })
+    }
 }
 
 // === impl PrefillCandidate ===

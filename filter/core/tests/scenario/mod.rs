@@ -3,7 +3,7 @@
 use pd_core::fleet::{FleetPod, ModelFleet, Roleset};
 use pd_core::ledger::{Amounts, PodKey};
 use pd_core::select::{
-    Decision, Query, Refusal, Scored, Settings, Shape, Strategy, Target, select,
+    Decision, LISTED, Query, Refusal, Scored, Settings, Shape, Strategy, Target, select,
 };
 use pd_wire::knobs::{Choice, DecodePolicy, PrefillFallback, PrefillPolicy};
 use pd_wire::profile::{ModelConfig, Profile};
@@ -245,6 +245,7 @@ impl Scenario {
                 .map(|(at, _)| at),
             tie: self.tie,
             shape: self.shape.unwrap_or(Shape::Pair),
+            listed: LISTED,
         });
         let name = |pod: u16| self.pods[usize::from(pod)].name.clone();
         let scores = |scored: &[Scored]| -> BTreeMap<String, f64> {

@@ -130,6 +130,7 @@ impl Gateway {
             banded_roleset,
             tie: self.ids.word(),
             shape: Shape::Pair,
+            listed: 0,
         };
         let (fleet, settings, cost) = (&self.fleet, &self.settings, self.request_cost);
         let charged = vm.ledger.charge(store, fleet.slot, now_ms, |totals| {
