@@ -2,6 +2,7 @@
 //! variables stand here as they are written there. Only addresses and ports are the simulated
 //! engines' own.
 
+mod engines;
 mod lengths;
 mod mistakes;
 mod overload;
