@@ -90,7 +90,7 @@ async fn what_is_not_known_of_a_standard_pod_never_makes_it_take_over() {
     let builder = Stand::builder("overflow-unknown").pods(busy_pods());
     let stand = builder.envoy(with(&[BUCKETING])).alone().start().await;
     let load = load(&stand);
-    load.more(60).await;
+    load.more(40).await;
     load.stop().await.expect_all_good();
     assert!(stand.seen("standard").is_empty());
     stand.settled(Duration::from_secs(10)).await;
@@ -107,7 +107,7 @@ async fn with_bucketing_off_a_standard_pod_does_not_take_over() {
     }
     let before = stand.seen("standard").len();
     let load = load(&stand);
-    load.more(60).await;
+    load.more(40).await;
     load.stop().await.expect_all_good();
     assert_eq!(stand.seen("standard").len(), before);
     stand.settled(Duration::from_secs(10)).await;
