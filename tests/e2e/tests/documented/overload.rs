@@ -88,7 +88,7 @@ async fn an_idle_standard_pod_takes_over_from_a_loaded_pair() {
 async fn what_is_not_known_of_a_standard_pod_never_makes_it_take_over() {
     // It has finished nothing: there is no drain rate to judge it by.
     let builder = Stand::builder("overflow-unknown").pods(busy_pods());
-    let stand = builder.envoy(with(&[BUCKETING])).alone().start().await;
+    let stand = builder.envoy(with(&[BUCKETING])).start().await;
     let load = load(&stand);
     load.more(40).await;
     load.stop().await.expect_all_good();
@@ -98,8 +98,8 @@ async fn what_is_not_known_of_a_standard_pod_never_makes_it_take_over() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn with_bucketing_off_a_standard_pod_does_not_take_over() {
-    let stand = Stand::builder("overflow-off").pods(busy_pods());
-    let stand = stand.alone().start().await;
+    let builder = Stand::builder("overflow-off").pods(busy_pods());
+    let stand = builder.start().await;
     for n in 0..8 {
         let call = chat(&text(n, 400)).header("routing-strategy", "least-request");
         let answer = stand.send(call).await.expect(200);
