@@ -1,6 +1,6 @@
 //! Performs what flows ask for: the only place that pauses, resumes, dispatches and answers.
 
-use crate::host::{clock, raw, stream};
+use crate::host::{call, clock, raw, stream};
 use crate::registry::FlowId;
 use crate::root::TICK_MS;
 use crate::vm::Vm;
@@ -9,9 +9,8 @@ use pd_core::reply::Reply;
 use pd_core::request::patch::Prefix;
 use pd_wire::names;
 use proxy_wasm::hostcalls;
-use proxy_wasm::types::BufferType;
+use proxy_wasm::types::{BufferType, Status};
 use std::rc::Rc;
-use std::time::Duration;
 
 /// The stream is no longer there to act on.
 const GONE: Event<'static> = Event::Gone {
@@ -61,7 +60,9 @@ impl Vm {
         let now_ms = match event {
             // Every token of every stream: what the tick knew is exact enough for a deadline that
             // only has to lie behind the real one.
-            Event::ResponseChunk { .. } => self.ticked_at.saturating_add(TICK_MS),
+            Event::ResponseHeaders { .. } | Event::ResponseChunk { .. } => {
+                self.ticked_at.saturating_add(TICK_MS)
+            }
             _ => clock::now_ms(),
         };
         let scene = &mut Self::scene(&mut self.worker, &settings, now_ms);
@@ -154,64 +155,56 @@ impl Vm {
         }
     }
 
-    /// Sends a call from the flow's own root; any other callback leaves it to that root, which
-    /// comes next and lives as long as the client's stream. An orphan has no stream, so its call
-    /// goes out from the root at hand.
+    /// Sends a call, owned by the flow's own root, which lives as long as the client's stream. A
+    /// callback of another root leaves it to that root's next tick. An orphan has no stream, so its
+    /// call may go out from any root at hand.
     fn post(&mut self, id: FlowId, call: Call, place: Place, outcome: &mut Outcome) {
         self.flows.give_up_call(id);
         let Some(entry) = self.flows.get_mut(id) else {
             return;
         };
-        if let Place::Root(root) = place
-            && (root == entry.settings.root || entry.context.is_none())
-        {
-            self.dispatch(id, &call, root, outcome);
-            return;
-        }
-        entry.outbox = Some(call);
-        let queue = entry.settings.queue;
-        if let Err(status) = hostcalls::enqueue_shared_queue(queue, Some(&id.0.to_le_bytes())) {
-            log::error!("the root's queue refused a request: {status:?}");
-            entry.outbox = None;
-            self.step(id, Event::CallFailed, place, outcome);
-        }
-    }
-
-    /// Sends the call a flow left for its root.
-    pub fn dispatch_posted(&mut self, id: FlowId, root: u32) {
-        let call = self.flows.get_mut(id).and_then(|entry| entry.outbox.take());
-        if let Some(call) = call {
-            self.dispatch(id, &call, root, &mut Outcome::default());
+        let own = entry.settings.root;
+        match place {
+            Place::Root(root) if root != own && entry.context.is_some() => {
+                entry.outbox = Some(call);
+                self.posted.push(id);
+            }
+            Place::Root(root) => {
+                let sent = hostcalls::set_effective_context(root).and_then(|()| call::send(&call));
+                self.called(id, sent, place, outcome);
+            }
+            Place::Request | Place::Response => {
+                self.called(id, call::send_as_root(own, call), place, outcome);
+            }
         }
     }
 
-    fn dispatch(&mut self, id: FlowId, call: &Call, root: u32, outcome: &mut Outcome) {
-        let mut headers = vec![
-            (":method", "POST"),
-            (":path", call.path.as_str()),
-            (":authority", call.address.as_str()),
-            (names::HEADER_TARGET, call.address.as_str()),
-        ];
-        headers.extend(
-            call.headers
-                .iter()
-                .map(|(name, value)| (*name, value.as_str())),
-        );
-        let timeout = Duration::from_millis(call.timeout_ms);
-        let sent = hostcalls::set_effective_context(root).and_then(|()| {
-            hostcalls::dispatch_http_call(
-                names::CLUSTER,
-                headers,
-                Some(&call.body),
-                Vec::new(),
-                timeout,
-            )
-        });
+    /// Sends the calls that flows left for this root.
+    pub fn dispatch_posted(&mut self, root: u32) {
+        for id in std::mem::take(&mut self.posted) {
+            let Some(entry) = self.flows.get_mut(id) else {
+                continue;
+            };
+            if entry.settings.root != root {
+                self.posted.push(id);
+            } else if let Some(call) = entry.outbox.take() {
+                self.post(id, call, Place::Root(root), &mut Outcome::default());
+            }
+        }
+    }
+
+    fn called(
+        &mut self,
+        id: FlowId,
+        sent: Result<u32, Status>,
+        place: Place,
+        outcome: &mut Outcome,
+    ) {
         match sent {
             Ok(token) => self.flows.called(id, token),
             Err(status) => {
                 log::error!("cluster {} refused a call: {status:?}", names::CLUSTER);
-                self.step(id, Event::CallFailed, Place::Root(root), outcome);
+                self.step(id, Event::CallFailed, place, outcome);
             }
         }
     }

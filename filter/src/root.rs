@@ -1,19 +1,16 @@
-//! A root context: one plugin configuration, its queue, its tick, and the answers to its calls.
+//! A root context: one plugin configuration, its tick, and the answers to its calls.
 //!
 //! A changed plugin configuration keeps the VM and adds a root; the old one serves its streams
-//! to their end. So settings and queue are per root, everything else is per VM. The queue's
-//! name is never used twice: a name registered again is silently taken over.
+//! to their end. So settings are per root, everything else is per VM.
 
 use crate::effects::Place;
-use crate::host::{clock, store::SharedData, stream};
-use crate::registry::FlowId;
+use crate::host::{call, clock, store::SharedData, stream};
 use crate::route::Route;
 use crate::vm::{self, Vm};
 use pd_core::config::Config;
 use pd_core::flow::Event;
 use pd_core::ledger::Vitals;
 use pd_core::meters::Gauge;
-use pd_wire::names;
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{BufferType, ContextType};
@@ -34,8 +31,6 @@ pub struct Settings {
     pub root: u32,
     /// Checked plugin configuration.
     pub config: Config,
-    /// The root's own queue.
-    pub queue: u32,
 }
 
 /// One plugin configuration.
@@ -48,22 +43,6 @@ impl Root {
     /// A root that is not configured yet.
     pub fn new(id: u32) -> Self {
         Self { id, settings: None }
-    }
-
-    fn configure(&self, config: Config) -> Option<Settings> {
-        for warning in &config.warnings {
-            log::warn!("{warning}");
-        }
-        let nonce = vm::with(|vm| vm.worker.ids.request_id());
-        let name = format!("{}-{}-{nonce}", names::VM_ID, self.id);
-        let queue = hostcalls::register_shared_queue(&name)
-            .map_err(|status| log::error!("the host refused a queue: {status:?}"))
-            .ok()?;
-        Some(Settings {
-            root: self.id,
-            config,
-            queue,
-        })
     }
 }
 
@@ -80,12 +59,18 @@ impl RootContext for Root {
                 return false;
             }
         };
-        self.settings = self.configure(config).map(Rc::new);
+        for warning in &config.warnings {
+            log::warn!("{warning}");
+        }
+        self.settings = Some(Rc::new(Settings {
+            root: self.id,
+            config,
+        }));
         if hostcalls::set_tick_period(Duration::from_millis(TICK_MS)).is_err() {
             log::error!("the host refused a tick");
             return false;
         }
-        self.settings.is_some()
+        true
     }
 
     fn on_tick(&mut self) {
@@ -95,13 +80,8 @@ impl RootContext for Root {
         vm::with(|vm| vm.tick(&settings));
     }
 
-    fn on_queue_ready(&mut self, queue: u32) {
-        // As many as the queue holds now; what comes meanwhile is announced again.
-        while let Ok(Some(bytes)) = hostcalls::dequeue_shared_queue(queue) {
-            if let Ok(id) = bytes.try_into().map(u64::from_le_bytes) {
-                vm::with(|vm| vm.dispatch_posted(FlowId(id), self.id));
-            }
-        }
+    fn on_queue_ready(&mut self, _: u32) {
+        call::send_parked();
     }
 
     fn create_http_context(&self, id: u32) -> Option<Box<dyn HttpContext>> {
@@ -115,6 +95,11 @@ impl RootContext for Root {
 }
 
 impl Context for Root {
+    fn on_done(&mut self) -> bool {
+        vm::with(|vm| vm.meters.flush());
+        true
+    }
+
     fn on_http_call_response(&mut self, token: u32, headers: usize, body_size: usize, _: usize) {
         let status = if headers == 0 {
             None
@@ -143,6 +128,7 @@ impl Vm {
     /// One tick of one root: deadlines at every one, the VM's own duties once a period.
     fn tick(&mut self, settings: &Settings) {
         let now_ms = clock::now_ms();
+        self.dispatch_posted(settings.root);
         for id in self.flows.take_due(now_ms) {
             self.handle(id, Event::Due, Place::Root(settings.root));
         }
@@ -169,6 +155,7 @@ impl Vm {
             self.swept_at = now_ms;
             self.sweep(now_ms);
         }
+        self.meters.flush();
     }
 
     /// Shows how old the snapshot is, and says so once when the agent seems to be gone.

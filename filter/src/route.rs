@@ -2,7 +2,7 @@
 
 use crate::control::Control;
 use crate::effects::{Outcome, Place, answer};
-use crate::host::{clock, headers::Headers, stream};
+use crate::host::{headers::Headers, stream};
 use crate::registry::FlowId;
 use crate::root::Settings;
 use crate::vm::{self, Vm};
@@ -64,7 +64,8 @@ impl Route {
         }
         self.flow = Some(vm::with(|vm| {
             let probe = !vm.bodies_seen;
-            let now_ms = clock::now_ms();
+            // Only the look for a hidden body depends on it, and that is the tick's.
+            let now_ms = vm.ticked_at;
             let scene = &mut Vm::scene(&mut vm.worker, &self.settings, now_ms);
             let flow = Flow::new(head, probe, scene);
             let id = vm
@@ -191,21 +192,17 @@ impl HttpContext for Route {
         if self.flow.is_none() {
             return Action::Continue;
         }
-        let status = stream::response_header(":status").and_then(|text| text.parse().ok());
-        let status: u16 = status.unwrap_or(502);
+        let headers = stream::response_headers();
+        let status = headers.text_value(":status");
+        let status: u16 = status.and_then(|text| text.parse().ok()).unwrap_or(502);
         let details = if status < 400 {
             None
         } else {
             stream::property(&["response", "code_details"]).filter(|text| text != VIA_UPSTREAM)
         };
-        let may_stream = vm::with(|vm| {
-            let entry = self.flow.and_then(|id| vm.flows.get_mut(id));
-            entry.is_some_and(|entry| entry.flow.may_be_held())
-        });
-        let event_stream = may_stream
-            && stream::response_header("content-type").is_some_and(|kind| is_event_stream(&kind))
+        let event_stream = headers.text_value("content-type").is_some_and(is_event_stream)
             // Its events cannot be told apart, so none would be let go.
-            && stream::response_header("content-encoding").is_none();
+            && headers.value("content-encoding").is_none();
         self.respond(Event::ResponseHeaders {
             status,
             proxy_details: details.as_deref(),

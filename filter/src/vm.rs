@@ -1,7 +1,7 @@
 //! The one state of this VM, which all its roots and streams share.
 
 use crate::host::{clock, meter::Meters, store::SharedData};
-use crate::registry::Registry;
+use crate::registry::{FlowId, Registry};
 use crate::root::Settings;
 use pd_core::worker::{Scene, Worker};
 use std::cell::RefCell;
@@ -21,6 +21,8 @@ pub struct Vm {
     pub worker: Worker,
     /// Live requests.
     pub flows: Registry,
+    /// Calls that wait for the next tick of their own root.
+    pub posted: Vec<FlowId>,
     /// Counters.
     pub meters: Meters,
     /// A body callback came while headers were paused: bodies are not hidden from us.
@@ -64,6 +66,7 @@ impl Vm {
         Self {
             worker: Worker::new(seed),
             flows: Registry::with_capacity(FLOWS_AT_START),
+            posted: Vec::new(),
             meters: Meters::default(),
             bodies_seen: false,
             replaces_prefix: true,

@@ -137,11 +137,11 @@ impl Vm {
         });
     }
 
-    fn release(&mut self, store: &MemoryStore, nth: usize) {
+    fn release(&mut self, nth: usize) {
         if !self.live.is_empty() {
             let live = self.live.remove(nth % self.live.len());
-            assert!(self.ledger.release(store, live.id));
-            assert!(!self.ledger.release(store, live.id));
+            assert!(self.ledger.release(live.id));
+            assert!(!self.ledger.release(live.id));
         }
     }
 }
@@ -192,17 +192,14 @@ impl World {
                 }
                 let at = nth % live.len();
                 if matches!(op, Op::Prefilled { .. }) {
-                    assert_eq!(
-                        ledger.prefill_done(&store, live[at].id),
-                        !live[at].prefilled
-                    );
+                    assert_eq!(ledger.prefill_done(live[at].id), !live[at].prefilled);
                     live[at].prefilled = true;
                 } else {
-                    assert_eq!(ledger.decode_sent(&store, live[at].id), !live[at].sent);
+                    assert_eq!(ledger.decode_sent(live[at].id), !live[at].sent);
                     live[at].sent = true;
                 }
             }
-            Op::Release { vm, nth } => self.vm(vm).borrow_mut().release(&store, nth),
+            Op::Release { vm, nth } => self.vm(vm).borrow_mut().release(nth),
             Op::Tick { vm } => self.tick(vm),
             Op::Die { vm, format } => {
                 self.nonce += 1;
@@ -248,7 +245,7 @@ impl World {
                         return;
                     }
                     if release {
-                        vm.release(store, 0);
+                        vm.release(0);
                     } else {
                         vm.charge(store, model, now_ms, |_| pick(Some(0), 1, tokens));
                     }
@@ -318,18 +315,19 @@ impl World {
                 if vm.live.is_empty() {
                     break;
                 }
-                vm.release(&self.store, 0);
+                vm.release(0);
             }
         }
     }
 
     /// Releases until nobody holds anything: a rival still waiting may charge meanwhile.
     fn empty(&mut self) {
-        for _ in 0..1_000 {
+        for _ in 0..100 {
+            self.release_all();
+            self.settle();
             if self.vms.iter().all(|vm| vm.borrow().live.is_empty()) {
                 return;
             }
-            self.release_all();
         }
         panic!("charges never end");
     }

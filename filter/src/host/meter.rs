@@ -1,16 +1,26 @@
 //! Counters of the host, defined on first use and remembered.
+//!
+//! Counts are gathered here and told to the host at every tick: one host call for many requests.
 
 use hashbrown::HashMap;
 use pd_core::meters::{Count, Gauge};
 use proxy_wasm::hostcalls;
 use proxy_wasm::types::MetricType;
 
-/// Ids of the counters defined so far. Bounded like the labels: constants, status codes, and
-/// the models of the snapshot.
+/// The counters defined so far. Bounded like the labels: constants, status codes, and the models
+/// of the snapshot.
 #[derive(Debug, Default)]
 pub struct Meters {
-    ids: HashMap<Count, u32>,
+    counters: HashMap<Count, Counter>,
     gauges: HashMap<Gauge, u32>,
+}
+
+/// A counter of the host.
+#[derive(Debug)]
+struct Counter {
+    id: u32,
+    /// What the host was not told yet.
+    untold: i64,
 }
 
 /// Most counters one VM defines; more label sets than that are not counted.
@@ -34,21 +44,26 @@ impl Meters {
         }
     }
 
-    /// Adds one.
+    /// Adds one, which the host sees after the next [`Meters::flush`].
     pub fn count(&mut self, count: Count) {
-        let id = match self.ids.get(&count) {
-            Some(id) => *id,
-            None if self.ids.len() >= LIMIT => return,
-            None => {
-                let Ok(id) = hostcalls::define_metric(MetricType::Counter, &count.metric()) else {
-                    return;
-                };
-                self.ids.insert(count, id);
-                id
+        if let Some(counter) = self.counters.get_mut(&count) {
+            counter.untold = counter.untold.saturating_add(1);
+        } else if self.counters.len() < LIMIT
+            && let Ok(id) = hostcalls::define_metric(MetricType::Counter, &count.metric())
+        {
+            self.counters.insert(count, Counter { id, untold: 1 });
+        }
+    }
+
+    /// Tells the host what was counted.
+    pub fn flush(&mut self) {
+        for counter in self.counters.values_mut() {
+            let untold = std::mem::take(&mut counter.untold);
+            if untold > 0
+                && let Err(status) = hostcalls::increment_metric(counter.id, untold)
+            {
+                log::warn!("a counter was refused: {status:?}");
             }
-        };
-        if let Err(status) = hostcalls::increment_metric(id, 1) {
-            log::warn!("a counter was refused: {status:?}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The core's ports over Envoy's host calls. Nothing else in this crate knows their quirks.
 
+pub mod call;
 pub mod clock;
 pub mod headers;
 pub mod meter;

@@ -42,9 +42,9 @@ fn set(map: MapType, name: &str, value: &str) {
     }
 }
 
-/// A response header as text.
-pub fn response_header(name: &str) -> Option<String> {
-    text(hostcalls::get_map_value_bytes(MapType::HttpResponseHeaders, name).ok()??)
+/// All response headers.
+pub fn response_headers() -> Headers {
+    super::raw::header_pairs(MapType::HttpResponseHeaders)
 }
 
 /// Status of the answer to a call; `None` when there is none.

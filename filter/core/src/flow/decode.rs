@@ -34,7 +34,7 @@ impl Flow {
             says_json: self.head.says_json,
             body,
         }));
-        scene.worker.ledger.decode_sent(scene.store, choice.charge);
+        scene.worker.ledger.decode_sent(choice.charge);
         let idle_ms = choice.knobs.stream_idle_backstop_ms;
         State::Decoding(Decoding {
             choice,

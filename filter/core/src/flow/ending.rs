@@ -63,7 +63,12 @@ impl Flow {
 
     /// Gives back everything a choice has charged; once, whatever is called again.
     pub(super) fn release(choice: &Choice, scene: &mut Scene<'_>) {
-        scene.worker.ledger.release(scene.store, choice.charge);
+        scene.worker.ledger.release(choice.charge);
+        let knobs = &choice.knobs;
+        if knobs.max_prefill_per_pod > 0 || knobs.max_decode_per_pod > 0 {
+            // Another VM may be about to turn a request away.
+            scene.worker.ledger.publish(scene.store);
+        }
     }
 }
 

@@ -90,12 +90,6 @@ impl Flow {
         matches!(self.state, State::Orphaned(_) | State::Freeing(_))
     }
 
-    /// True when the response may be held, if it is an event stream.
-    #[must_use]
-    pub fn may_be_held(&self) -> bool {
-        matches!(&self.state, State::Decoding(decoding) if decoding.members.is_some())
-    }
-
     /// True when response chunks must be handed in with their bytes.
     #[must_use]
     pub fn reads_response(&self) -> bool {

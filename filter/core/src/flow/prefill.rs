@@ -69,10 +69,7 @@ impl Flow {
                 );
             }
         };
-        scene
-            .worker
-            .ledger
-            .handed_over(scene.store, leg.choice.charge);
+        scene.worker.ledger.prefill_done(leg.choice.charge);
         if let (Some(chain), Some(pod)) = (&leg.chain, leg.choice.prefill_pod()) {
             let model = model_hash(&leg.choice.fleet.name);
             index(&leg.choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);
@@ -229,10 +226,7 @@ impl Flow {
     ) -> State {
         match event {
             Event::CallReply { status: 200, body } => {
-                scene
-                    .worker
-                    .ledger
-                    .prefill_done(scene.store, leg.choice.charge);
+                scene.worker.ledger.prefill_done(leg.choice.charge);
                 if let (HandOver::Members(members), Some(pod)) =
                     (hand_over(&leg, body), leg.choice.decode_pod())
                 {
@@ -324,7 +318,7 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        scene.worker.ledger.release(scene.store, charge);
+        scene.worker.ledger.release(charge);
         scene.worker.orphans = scene.worker.orphans.saturating_sub(1);
         let count = Count::new(Meter::Orphan, self.model.clone()).word("result", result);
         effects.push(Effect::Count(count));

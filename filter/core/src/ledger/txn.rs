@@ -6,6 +6,10 @@
 //! charged as it is: in this VM's own [`Book`] it counts at once, and the record shows it at the
 //! next tick.
 //!
+//! What happens to a charge later is published by the VM's next charge to the same model, which
+//! writes the record anyway, or by its next tick. So it costs no read and no write of its own, and
+//! under load, when it matters, the others know within a request.
+//!
 //! The record of the other format is read and never written: during an upgrade both filters serve,
 //! and each has to see what the other has charged.
 
@@ -172,29 +176,28 @@ impl Ledger {
 
     /// The prefill pod has computed the prompt: its computing part is given back, the KV stays
     /// charged. False when that was known already or the charge is gone.
-    pub fn prefill_done<S: SharedStore + ?Sized>(&mut self, store: &S, id: ChargeId) -> bool {
+    pub fn prefill_done(&mut self, id: ChargeId) -> bool {
         let changed = self.book.prefill_done(id);
-        self.show(store, changed)
+        self.note(changed)
     }
 
     /// The decode leg was sent. False when that was known already or the charge is gone.
-    pub fn decode_sent<S: SharedStore + ?Sized>(&mut self, store: &S, id: ChargeId) -> bool {
+    pub fn decode_sent(&mut self, id: ChargeId) -> bool {
         let changed = self.book.decode_sent(id);
-        self.show(store, changed)
-    }
-
-    /// Both at once, in one write: the prompt is computed and the decode leg goes. False when
-    /// that was known already or the charge is gone.
-    pub fn handed_over<S: SharedStore + ?Sized>(&mut self, store: &S, id: ChargeId) -> bool {
-        let prefilled = self.book.prefill_done(id);
-        let changed = self.book.decode_sent(id).or(prefilled);
-        self.show(store, changed)
+        self.note(changed)
     }
 
     /// Gives back whatever is left of a charge. False when it is gone already.
-    pub fn release<S: SharedStore + ?Sized>(&mut self, store: &S, id: ChargeId) -> bool {
+    pub fn release(&mut self, id: ChargeId) -> bool {
         let changed = self.book.release(id);
-        self.show(store, changed)
+        self.note(changed)
+    }
+
+    /// Shows the other VMs at once what became of this VM's charges.
+    pub fn publish<S: SharedStore + ?Sized>(&mut self, store: &S) {
+        for model_slot in self.book.dirty() {
+            self.publish_model(store, model_slot);
+        }
     }
 
     /// Gives back charges that outlived their TTL; each deserves a warning.
@@ -205,7 +208,7 @@ impl Ledger {
                 self.book.set_dirty(model_slot, true);
             }
         }
-        self.publish_dirty(store);
+        self.publish(store);
         expired
     }
 
@@ -219,12 +222,12 @@ impl Ledger {
             self.own = beat.own;
             self.book.set_all_dirty();
         }
-        self.publish_dirty(store);
+        self.publish(store);
         if beat.declared_dead > 0 {
-            (0..MODEL_SLOTS).for_each(|model_slot| self.publish(store, model_slot));
+            (0..MODEL_SLOTS).for_each(|model_slot| self.publish_model(store, model_slot));
         } else {
             // A dead VM's last write may come after its cells were dropped.
-            self.publish(store, self.sweep);
+            self.publish_model(store, self.sweep);
             self.sweep = self.sweep.wrapping_add(1) % MODEL_SLOTS;
         }
         TickReport {
@@ -245,22 +248,17 @@ impl Ledger {
         self.totals.clone()
     }
 
-    fn show<S: SharedStore + ?Sized>(&mut self, store: &S, changed: Option<u16>) -> bool {
+    /// Notes that the record does not show this VM's sums any more.
+    fn note(&mut self, changed: Option<u16>) -> bool {
         if let Some(model_slot) = changed {
-            self.publish(store, model_slot);
+            self.book.set_dirty(model_slot, true);
         }
         changed.is_some()
     }
 
-    fn publish_dirty<S: SharedStore + ?Sized>(&mut self, store: &S) {
-        for model_slot in self.book.dirty() {
-            self.publish(store, model_slot);
-        }
-    }
-
     /// Makes a model's record show this VM's sums, and drops cells of dead VMs. After
     /// [`MAX_TRIES`] lost races the model stays dirty until the next tick.
-    fn publish<S: SharedStore + ?Sized>(&mut self, store: &S, model_slot: u16) {
+    fn publish_model<S: SharedStore + ?Sized>(&mut self, store: &S, model_slot: u16) {
         let key = record::key(self.format, model_slot);
         let mut written = Err(StoreError::Raced);
         for _ in 0..MAX_TRIES {

@@ -13,6 +13,9 @@ use xxhash_rust::xxh64::xxh64;
 pub const MAX_BLOCKS: usize = 1 << 14;
 
 const LINK: usize = size_of::<u64>();
+/// The default block size. A copy of known length is a few instructions; any other is a call out
+/// of the module, which takes as long as the hash.
+const USUAL_BLOCK: usize = 128;
 
 /// Block hashes of one prompt at its marks (see `marks`), and what a lookup has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -73,9 +76,17 @@ pub fn chain<'a>(
     for piece in pieces {
         let mut rest = piece;
         while !rest.is_empty() {
-            let (part, after) = rest.split_at(rest.len().min(full.saturating_sub(block.len())));
-            block.extend_from_slice(part);
-            rest = after;
+            if block.len() == LINK
+                && let Some((part, after)) = rest.split_first_chunk::<USUAL_BLOCK>()
+                && block_size == USUAL_BLOCK
+            {
+                block.extend_from_slice(part);
+                rest = after;
+            } else {
+                let (part, after) = rest.split_at(rest.len().min(full.saturating_sub(block.len())));
+                block.extend_from_slice(part);
+                rest = after;
+            }
             if block.len() == full {
                 if chain.blocks == MAX_BLOCKS {
                     return chain;

@@ -56,16 +56,21 @@ fn every_vm_sees_what_the_others_charge_and_give_back() {
     );
     assert_eq!((kv(&mut a, &store), kv(&mut b, &store)), (120, 120));
 
-    assert!(a.prefill_done(&store, of_a.id) && a.decode_sent(&store, of_a.id));
+    assert!(a.prefill_done(of_a.id) && a.decode_sent(of_a.id));
+    assert_eq!(b.totals(&store, 0).get(P).active_tokens, 120);
+    let of_another = charge(&mut a, &store, 0);
+    assert!(a.release(of_another.id));
     let totals = b.totals(&store, 0);
     assert_eq!(totals.get(P).active_tokens, 20);
     assert_eq!(
         (totals.get(D).decode_running, totals.get(D).decode_pending),
-        (1, 1)
+        (1, 2)
     );
 
-    assert!(a.release(&store, of_a.id) && !a.release(&store, of_a.id));
-    assert!(b.release(&store, of_b.id));
+    assert!(a.release(of_a.id) && !a.release(of_a.id));
+    assert!(b.release(of_b.id));
+    a.publish(&store);
+    b.publish(&store);
     assert!(a.totals(&store, 0).is_zero() && b.totals(&store, 0).is_zero());
     assert!(record::is_idle(&store, 0));
 }
@@ -121,7 +126,8 @@ fn a_release_that_loses_its_swaps_is_shown_at_the_tick() {
     let (mut a, mut b) = (Ledger::new(1), Ledger::new(2));
     let charged = charge(&mut a, &store, 5);
     store.lose_swaps(&record::key(FORMAT, 0), 24);
-    assert!(a.release(&store, charged.id));
+    assert!(a.release(charged.id));
+    a.publish(&store);
     assert_eq!((kv(&mut a, &store), kv(&mut b, &store)), (0, 5));
     assert_eq!(a.tick(&store, VITALS).dirty_models, 1);
     a.tick(&store, VITALS);
@@ -174,7 +180,8 @@ fn a_vm_fenced_by_mistake_charges_its_live_requests_again_under_another_name() {
     let report = a.tick(&store, VITALS);
     assert!(report.fenced && a.vm() != name);
     assert_eq!((kv(&mut a, &store), kv(&mut b, &store)), (6, 6));
-    assert!(a.release(&store, first.id) && a.release(&store, second.id));
+    assert!(a.release(first.id) && a.release(second.id));
+    a.publish(&store);
     assert!(b.totals(&store, 0).is_zero() && record::is_idle(&store, 0));
 }
 
@@ -223,7 +230,8 @@ fn vms_without_a_slot_charge_exactly_are_recovered_and_move_when_one_is_free() {
     assert!(names.iter().all(|vm| vm.slot == OVERFLOW));
     assert_ne!(names[0], names[1]);
     assert_eq!(kv(&mut a, &store), 321);
-    assert!(b.release(&store, of_b.id));
+    assert!(b.release(of_b.id));
+    b.publish(&store);
     assert_eq!(kv(&mut a, &store), 301);
 
     for _ in 0..=STILL_TICKS {
@@ -238,7 +246,8 @@ fn vms_without_a_slot_charge_exactly_are_recovered_and_move_when_one_is_free() {
     }
     assert_ne!(a.vm().unwrap().slot, OVERFLOW);
     assert_eq!((kv(&mut a, &store), kv(&mut b, &store)), (1, 1));
-    assert!(a.release(&store, of_a.id));
+    assert!(a.release(of_a.id));
+    a.publish(&store);
     ticks(&mut b, &store, 1);
     assert!(b.totals(&store, 0).is_zero() && record::is_idle(&store, 0));
     let owners = Table::parse(&store.get(&slots::key(FORMAT)).unwrap().bytes).unwrap();
@@ -258,7 +267,7 @@ fn without_any_place_left_charges_stay_exact_in_the_vm() {
     assert_eq!(kv(&mut a, &store), 5);
     let report = a.tick(&store, VITALS);
     assert!(report.overflow && report.dirty_models == 1);
-    assert!(a.release(&store, charged.id));
+    assert!(a.release(charged.id));
     assert_eq!(a.tick(&store, VITALS).dirty_models, 0);
 }
 
@@ -272,7 +281,8 @@ fn an_older_release_is_counted_while_one_of_its_vms_beats() {
     let of_old = charge(&mut old, &store, 5);
     let of_new = charge(&mut new, &store, 70);
     assert_eq!((kv(&mut old, &store), kv(&mut new, &store)), (75, 75));
-    assert!(new.release(&store, of_new.id));
+    assert!(new.release(of_new.id));
+    new.publish(&store);
     assert_eq!((kv(&mut old, &store), kv(&mut new, &store)), (5, 5));
 
     let before = store.get(&record::key(1, 0));
@@ -284,7 +294,8 @@ fn an_older_release_is_counted_while_one_of_its_vms_beats() {
     ticks(&mut old, &store, 1);
     ticks(&mut new, &store, 1);
     assert_eq!(kv(&mut new, &store), 5);
-    assert!(old.release(&store, of_old.id));
+    assert!(old.release(of_old.id));
+    old.publish(&store);
     assert_eq!(kv(&mut new, &store), 0);
 }
 
@@ -305,7 +316,8 @@ fn records_that_cannot_be_read_count_as_empty_are_reported_and_come_back() {
     ticks(&mut b, &store, 1);
     assert_ne!(a.vm(), b.vm());
     assert_eq!((kv(&mut a, &store), kv(&mut b, &store)), (5, 5));
-    assert!(a.release(&store, of_a.id));
+    assert!(a.release(of_a.id));
+    a.publish(&store);
     assert!(b.totals(&store, 0).is_zero());
 }
 
@@ -333,7 +345,7 @@ fn a_leaked_charge_is_given_back_after_its_ttl() {
         (expired[0].id, expired[0].prefill),
         (charged.id, pair(5).prefill)
     );
-    assert!(record::is_idle(&store, 0) && !a.release(&store, charged.id));
+    assert!(record::is_idle(&store, 0) && !a.release(charged.id));
 }
 
 #[test]
@@ -379,8 +391,8 @@ fn ledgers_are_reported_by_name_and_pods_that_left_by_key() {
         (5, 10)
     );
 
-    a.release(&store, charged.id);
-    a.release(&store, elsewhere.id);
+    a.release(charged.id);
+    a.release(elsewhere.id);
     assert_eq!(
         a.ledgers(&store, &mut fleet),
         pd_wire::control::Ledgers::default()
