@@ -85,14 +85,26 @@ pub(super) fn charged(ledgers: &Ledgers, pod: &str) -> Charged {
         .map_or_else(Charged::default, |entry| entry.charged)
 }
 
-/// Waits until the ledgers look like this.
+/// Waits until the ledgers look like this to every worker. Each look is a connection of its own,
+/// so another worker may answer: what happened to a charge reaches the others at the next tick.
 pub(super) async fn when(stand: &Stand, what: &str, check: impl Fn(&Ledgers) -> bool) -> Ledgers {
     eventually(what, || async {
-        let ledgers = stand.envoy.ledgers().await?;
-        ensure!(check(&ledgers), "{ledgers:?}");
-        anyhow::Ok(ledgers)
+        let mut seen = Ledgers::default();
+        for _ in 0..10 {
+            seen = stand.envoy.ledgers().await?;
+            ensure!(check(&seen), "{seen:?}");
+        }
+        anyhow::Ok(seen)
     })
     .await
+}
+
+/// Waits until no worker holds anything against a pod.
+pub(super) async fn idle(stand: &Stand) {
+    when(stand, "nothing is charged", |ledgers| {
+        ledgers.total == Charged::default()
+    })
+    .await;
 }
 
 /// Sends without waiting for the answer.
@@ -202,7 +214,7 @@ env:
     let stand = stand("decode-token-load", pods, &[both]).await;
     let long = start(&stand, chat(&text(1, LONG)));
     let ledgers = when(&stand, "the long prompt is decoded", |ledgers| {
-        ledgers.total.decode_running == 1
+        ledgers.total.decode_running == 1 && ledgers.total.prefill_requests == 0
     })
     .await;
     // The whole prompt, without the cost that a prefill charge has.
@@ -213,7 +225,7 @@ env:
     for n in 0..3 {
         short.push(start(&stand, chat(&text(2 + n, 200))));
         when(&stand, "a short prompt is decoded", |ledgers| {
-            ledgers.total.decode_running == 2 + n as u64
+            ledgers.total.decode_running == 2 + n as u64 && ledgers.total.prefill_requests == 0
         })
         .await;
     }
@@ -231,6 +243,7 @@ async fn hybrid_lets_the_cache_decide_when_idle_and_the_load_when_busy() {
     let ask = |question: &str| chat(&format!("{shared} {question}"));
     let home = served_by_pair(&stand, &finish(start(&stand, ask("first"))).await).0;
     // Idle: scores are bare discounts, the best match wins outright.
+    idle(&stand).await;
     let answer = finish(start(&stand, ask("second"))).await;
     assert_eq!(served_by_pair(&stand, &answer).0, home);
     let scores = scores(&answer, "prefill");
@@ -251,6 +264,7 @@ async fn hybrid_lets_the_cache_decide_when_idle_and_the_load_when_busy() {
     }
     // Busy with a prompt four times as long, which began the same way and so went there too: half
     // of that load is more than an idle neighbour's.
+    idle(&stand).await;
     let long = start(&stand, ask(&text(2, 64_000)));
     when(&stand, "the long prompt is charged", |ledgers| {
         ledgers.total.prefill_requests == 1

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pd_e2e::{Answer, Call, Stand};
 
-use super::policies::{charged, finish, scores, start, when};
+use super::policies::{charged, finish, idle, scores, start, when};
 use super::{BUCKETING, all, chat, pair, pair_in, served_alone, served_by_pair, stand, text};
 
 /// Several profiles, one of them the default.
@@ -229,21 +229,25 @@ async fn a_profile_changes_the_scores_of_its_own_requests_only() {
     let stand = settings("setting-scores", |_| ()).await;
     let known = text(1, 8000);
     let home = served_by_pair(&stand, &send(&stand, "sticky", &known).await).0;
+    idle(&stand).await;
     // A full discount: nothing is left of the score.
     let answer = send(&stand, "sticky", &known).await;
     assert_eq!(served_by_pair(&stand, &answer).0, home);
     let found = scores(&answer, "prefill");
     assert!(found[&home] < 0.1, "{found:?}");
+    idle(&stand).await;
     // A third of this prompt is known: below 60 % that counts as nothing.
     let third = format!("{known}{}", text(2, 16_000));
     let answer = send(&stand, "choosy", &third).await;
     let found = scores(&answer, "prefill");
     assert!(found.values().all(|score| *score == 1.0), "{found:?}");
+    idle(&stand).await;
     // Without that threshold it is 1 − (1/3)² · 1 = 0.89.
     let other = format!("{known}{}", text(3, 16_000));
     let answer = send(&stand, "sticky", &other).await;
     let found = scores(&answer, "prefill");
     assert!((found[&home] - 0.89).abs() < 0.03, "{found:?}");
+    idle(&stand).await;
     // And under the default policy it is (100 − match) · 0.1.
     let answer = stand.send(chat(&known)).await.expect(200);
     let found = scores(&answer, "prefill");
@@ -261,6 +265,7 @@ async fn a_profile_changes_the_spreads_of_its_own_requests_only() {
     let shared = text(1, 8000);
     let ask = |n: usize| chat(&format!("{shared} {n}"));
     let home = served_by_pair(&stand, &finish(start(&stand, ask(0))).await);
+    idle(&stand).await;
     let mut busy = Vec::new();
     for n in 1..=2 {
         busy.push(start(&stand, ask(n)));
