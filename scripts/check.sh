@@ -47,6 +47,25 @@ test_modules_declared() {
   return $missing
 }
 
+# A setting that nothing reads does nothing; README then has to say so.
+settings_read() {
+  local field name variable unread=0 sources without
+  sources=$(git ls-files -co --exclude-standard filter/core/src filter/src control-agent/src |
+    grep '\.rs$' | grep -vE '/tests(\.rs|/)|/testkit/')
+  without=$(sed -n '/^- Settings without effect/,/^$/p' README.md)
+  while read -r field name variable; do
+    grep -qE "\.$field\b|\"$variable\"" $sources || grep -qF "\`$name\`" <<<"$without" ||
+      { echo "$name ($field) is read nowhere, and README does not say so" >&2; unread=1; }
+  done < <(awk '/^    [a-z_0-9]+: .* = / { field = $1; sub(":", "", field); next }
+    field != "" && /^    "/ {
+      split($0, quoted, "\"")
+      variable = match($0, /env "[A-Z_0-9]+"/) ? substr($0, RSTART + 5, RLENGTH - 6) : "-"
+      print field, quoted[2], variable
+      field = ""
+    }' filter/wire/src/knobs/table.rs)
+  return $unread
+}
+
 check "formatting" cargo fmt --all --check
 check "clippy, native" cargo clippy --locked --workspace --exclude pd-filter --all-targets -- -D warnings
 check "clippy, wasm" cargo clippy --locked --release -p pd-filter --target wasm32-wasip1 -- -D warnings
@@ -56,6 +75,7 @@ check "pd-wire is data only" depends_on_none_of pd-wire \
   proxy-wasm tokio hyper kube k8s-openapi redis rand getrandom
 check "the agent does not know the routing core" depends_on_none_of pd-agent pd-core pd-filter proxy-wasm
 check "every test module is declared" test_modules_declared
+check "every setting is read" settings_read
 check "generated documentation" scripts/gen-docs.sh --check README.md envoy/standalone/listeners.yaml
 check "scripts parse" bash -n scripts/*.sh .ci/run
 

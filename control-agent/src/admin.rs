@@ -1,8 +1,8 @@
 //! The agent's own HTTP server: `/metrics`, `/healthz`, `/readyz`.
 //!
 //! Ready means that pods were loaded and that some Envoy acknowledged them once. Gauges that
-//! mirror state are read when `/metrics` is: the filters' ledgers by asking every Envoy, within
-//! a short deadline; one that does not answer is left out of the sums and counted.
+//! mirror state are read when `/metrics` is: the filters' ledgers and bands by asking every
+//! Envoy, within a short deadline; one that does not answer is left out and counted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,12 +14,13 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use pd_wire::control::Ledgers;
+use pd_wire::control::{Ledgers, Status};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::http::ExchangeError;
 use crate::metrics::Metrics;
 use crate::push::Target;
 use crate::runtime::Stop;
@@ -28,8 +29,8 @@ use crate::snapshot::Fleet;
 
 /// Most connections at the same time; more wait.
 const MAX_CONNECTIONS: usize = 64;
-/// Longest wait for the filters' ledgers.
-const LEDGER_TIMEOUT: Duration = Duration::from_millis(500);
+/// Longest wait for the filters' ledgers and state.
+const READ_TIMEOUT: Duration = Duration::from_millis(500);
 /// Longest wait for a request's headers.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Wait after a failed accept: out of descriptors, mostly.
@@ -91,14 +92,15 @@ impl Admin {
     }
 
     async fn page(&self) -> Response<Full<Bytes>> {
-        let ledgers = self.ledgers().await;
+        let (ledgers, statuses) = self.filters().await;
         let now = Instant::now();
         let acks: Vec<_> = self
             .targets
             .iter()
             .flat_map(|target| target.ages(now))
             .collect();
-        match self.metrics.render(self.board.extent(now), &acks, &ledgers) {
+        let extent = self.board.extent(now);
+        match self.metrics.render(extent, &acks, &ledgers, &statuses, now) {
             Ok(page) => {
                 let mut response = Response::new(Full::new(Bytes::from(page)));
                 let content_type = HeaderValue::from_static(OPEN_METRICS);
@@ -112,26 +114,43 @@ impl Admin {
         }
     }
 
-    async fn ledgers(&self) -> Vec<Ledgers> {
+    /// The ledgers and the state of every Envoy's filter, each by its Envoy's name, as far as
+    /// they answer in time.
+    async fn filters(&self) -> (Vec<Ledgers>, Vec<(String, Status)>) {
         let mut reads = JoinSet::new();
         for target in &self.targets {
             let target = target.clone();
-            reads.spawn(async move { target.client.ledgers(LEDGER_TIMEOUT).await });
+            reads.spawn(async move {
+                let client = &target.client;
+                let (ledgers, status) =
+                    tokio::join!(client.ledgers(READ_TIMEOUT), client.status(READ_TIMEOUT));
+                (client.name().to_owned(), ledgers, status)
+            });
         }
-        let mut all = Vec::new();
+        let (mut ledgers, mut statuses) = (Vec::new(), Vec::new());
         while let Some(read) = reads.join_next().await {
-            let result = match read {
-                Ok(Ok(Some(ledgers))) => {
-                    all.push(ledgers);
-                    "ok"
-                }
-                Ok(Ok(None)) => "refused",
-                Ok(Err(error)) => error.kind(),
-                Err(_) => "broken",
+            let Ok((name, read, status)) = read else {
+                self.metrics.ledger_read("broken");
+                self.metrics.status_read("broken");
+                continue;
             };
+            let (read, result) = outcome(read);
             self.metrics.ledger_read(result);
+            ledgers.extend(read);
+            let (status, result) = outcome(status);
+            self.metrics.status_read(result);
+            statuses.extend(status.map(|status| (name, status)));
         }
-        all
+        (ledgers, statuses)
+    }
+}
+
+/// What was read, and the word for how that went.
+fn outcome<T>(read: Result<Option<T>, ExchangeError>) -> (Option<T>, &'static str) {
+    match read {
+        Ok(Some(read)) => (Some(read), "ok"),
+        Ok(None) => (None, "refused"),
+        Err(error) => (None, error.kind()),
     }
 }
 

@@ -8,6 +8,7 @@
 pub mod admin;
 pub mod args;
 pub mod backoff;
+pub mod bands;
 pub mod check;
 pub mod http;
 pub mod metrics;
@@ -16,6 +17,7 @@ pub mod push;
 pub mod runtime;
 pub mod scrape;
 pub mod snapshot;
+pub mod token_load;
 
 pub use args::Config;
 pub use runtime::{Agent, run};

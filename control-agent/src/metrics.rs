@@ -1,19 +1,21 @@
 //! Every metric of the agent, by name; ages and mirrored ledgers are filled in when read.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use pd_wire::control::Ledgers;
+use pd_wire::control::{Ledgers, Status};
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use tokio::time::Instant;
 
+use crate::bands::BandGauges;
 use crate::snapshot::Fleet;
+use crate::token_load::TokenLoad;
 
 type FloatGauge = Gauge<f64, AtomicU64>;
 
@@ -42,13 +44,6 @@ struct PushResultLabels {
     target: String,
     kind: &'static str,
     result: String,
-}
-
-/// One pod, with the labels the ledger gauges are known by.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, PartialOrd, Ord, EncodeLabelSet)]
-struct PodLabels {
-    namespace: String,
-    pod_name: String,
 }
 
 /// What one Envoy has acknowledged, for the age gauges.
@@ -82,11 +77,10 @@ pub struct Metrics {
     takeovers: Family<TargetLabels, Counter>,
     ack_age: Family<PushLabels, FloatGauge>,
     ledger_reads: Family<ResultLabels, Counter>,
-    active_tokens: Family<PodLabels, Gauge>,
-    kv_tokens: Family<PodLabels, Gauge>,
-    decode_tokens: Family<PodLabels, Gauge>,
+    status_reads: Family<ResultLabels, Counter>,
+    bands: BandGauges,
     /// Held while the families that mirror state are refilled and encoded.
-    rendering: Mutex<()>,
+    load: Mutex<TokenLoad>,
 }
 
 fn durations() -> Histogram {
@@ -97,8 +91,12 @@ fn durations() -> Histogram {
 
 impl Default for Metrics {
     fn default() -> Self {
+        let mut registry = Registry::default();
+        let load = Mutex::new(TokenLoad::registered(&mut registry));
+        let bands = BandGauges::registered(&mut registry);
         let mut metrics = Self {
-            registry: Registry::default(),
+            registry,
+            bands,
             scrapes: Family::default(),
             scrape_duration: durations(),
             scrape_pods: Gauge::default(),
@@ -115,10 +113,8 @@ impl Default for Metrics {
             takeovers: Family::default(),
             ack_age: Family::default(),
             ledger_reads: Family::default(),
-            active_tokens: Family::default(),
-            kv_tokens: Family::default(),
-            decode_tokens: Family::default(),
-            rendering: Mutex::new(()),
+            status_reads: Family::default(),
+            load,
         };
         metrics.register();
         metrics
@@ -197,21 +193,10 @@ impl Metrics {
             "Reads of the filters' ledgers by result",
             self.ledger_reads.clone(),
         );
-        let load = self.registry.sub_registry_with_prefix("pd_token_load");
-        load.register(
-            "active_tokens",
-            "Prompt tokens being computed, summed over the Envoys",
-            self.active_tokens.clone(),
-        );
-        load.register(
-            "kv_tokens",
-            "Prompt tokens whose KV is held for a decode pod, summed over the Envoys",
-            self.kv_tokens.clone(),
-        );
-        load.register(
-            "decode_tokens",
-            "Prompt tokens of outstanding decode requests, summed over the Envoys",
-            self.decode_tokens.clone(),
+        agent.register(
+            "status_reads",
+            "Reads of the filters' state by result",
+            self.status_reads.clone(),
         );
     }
 
@@ -277,17 +262,24 @@ impl Metrics {
             .inc();
     }
 
-    /// Everything as OpenMetrics text: `ledgers` are those of all Envoys that answered.
+    /// The state of an Envoy's filter was read, or could not be.
+    pub fn status_read(&self, result: &'static str) {
+        self.status_reads
+            .get_or_create(&ResultLabels { result })
+            .inc();
+    }
+
+    /// Everything as OpenMetrics text: `ledgers` and `statuses` are those of all Envoys that
+    /// answered, read now.
     pub fn render(
         &self,
         samples: (usize, Option<Duration>),
         acks: &[AckAge],
         ledgers: &[Ledgers],
+        statuses: &[(String, Status)],
+        now: Instant,
     ) -> Result<String, std::fmt::Error> {
-        let _rendering = self
-            .rendering
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut load = self.load.lock().unwrap_or_else(PoisonError::into_inner);
         self.samples.set(count(samples.0));
         self.oldest_sample
             .set(samples.1.unwrap_or_default().as_secs_f64());
@@ -298,87 +290,14 @@ impl Metrics {
             };
             self.ack_age.get_or_create(&labels).set(age.as_secs_f64());
         }
-        self.mirror(ledgers);
+        load.show(ledgers, now);
+        self.bands.show(statuses);
         let mut page = String::new();
         text::encode(&mut page, &self.registry)?;
         Ok(page)
-    }
-
-    fn mirror(&self, ledgers: &[Ledgers]) {
-        let mut sums: BTreeMap<PodLabels, [u64; 3]> = BTreeMap::new();
-        for pod in ledgers
-            .iter()
-            .flat_map(|l| &l.models)
-            .flat_map(|model| &model.pods)
-        {
-            let labels = PodLabels {
-                namespace: pod.namespace.clone(),
-                pod_name: pod.name.clone(),
-            };
-            let [active, kv, decode] = sums.entry(labels).or_default();
-            *active = active.saturating_add(pod.charged.active_tokens);
-            *kv = kv.saturating_add(pod.charged.kv_tokens);
-            *decode = decode.saturating_add(pod.charged.decode_tokens);
-        }
-        let families = [&self.active_tokens, &self.kv_tokens, &self.decode_tokens];
-        for family in families {
-            family.clear();
-        }
-        for (labels, values) in sums {
-            for (family, value) in families.into_iter().zip(values) {
-                family
-                    .get_or_create(&labels)
-                    .set(i64::try_from(value).unwrap_or(i64::MAX));
-            }
-        }
     }
 }
 
 fn count(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use pd_wire::control::{Charged, ModelLedger, PodLedger};
-
-    fn ledgers(pod: &str, active_tokens: u64, decode_tokens: u64) -> Ledgers {
-        let charged = Charged {
-            active_tokens,
-            decode_tokens,
-            kv_tokens: 7,
-            ..Charged::default()
-        };
-        let pod = PodLedger {
-            namespace: "n".to_owned(),
-            name: pod.to_owned(),
-            charged,
-        };
-        let models = vec![ModelLedger {
-            model: "m".to_owned(),
-            pods: vec![pod],
-        }];
-        Ledgers {
-            models,
-            total: charged,
-        }
-    }
-
-    #[test]
-    fn ledgers_of_several_envoys_are_summed_per_pod_and_forgotten_when_gone() {
-        let metrics = Metrics::default();
-        let both = [ledgers("p", 10, 1), ledgers("p", 5, 2), ledgers("q", 1, 0)];
-        let page = metrics.render((0, None), &[], &both).unwrap();
-        for line in [
-            "pd_token_load_active_tokens{namespace=\"n\",pod_name=\"p\"} 15\n",
-            "pd_token_load_kv_tokens{namespace=\"n\",pod_name=\"p\"} 14\n",
-            "pd_token_load_decode_tokens{namespace=\"n\",pod_name=\"p\"} 3\n",
-            "pd_token_load_active_tokens{namespace=\"n\",pod_name=\"q\"} 1\n",
-        ] {
-            assert!(page.contains(line), "{line} is not in\n{page}");
-        }
-        let page = metrics.render((0, None), &[], &[]).unwrap();
-        assert!(!page.contains("pod_name"), "{page}");
-    }
 }

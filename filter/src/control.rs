@@ -1,10 +1,15 @@
 //! The control listener: snapshots in, state out. Refused everywhere else.
 
+use crate::effects::answer;
+use crate::host::headers::Headers;
 use crate::host::{clock, raw, store::SharedData, stream};
 use crate::root::Settings;
-use crate::vm;
+use crate::vm::{self, Vm};
+use pd_core::eject::Ejections;
 use pd_core::fleet::{accept_samples, accept_topology};
-use pd_core::token;
+use pd_core::flow::{self, Head};
+use pd_core::request::Endpoint;
+use pd_core::{serve, session, token};
 use pd_wire::control::{PushReply, Status};
 use pd_wire::{names, topology};
 use proxy_wasm::types::{Action, BufferType};
@@ -16,6 +21,8 @@ pub struct Control {
     authorised: bool,
     /// Bytes of body the host holds.
     received: usize,
+    /// Headers of the request to be explained.
+    head: Option<Head>,
     settings: Rc<Settings>,
 }
 
@@ -26,6 +33,7 @@ enum Command {
     PutSamples,
     Ledgers,
     Status,
+    Explain,
     Unknown,
 }
 
@@ -35,24 +43,29 @@ impl Control {
     pub fn claim(
         method: &str,
         path: &str,
-        authorization: &str,
+        headers: &Headers,
         settings: &Rc<Settings>,
     ) -> Option<Self> {
         if !path.starts_with("/pd/") || !on_control_listener() {
             return None;
         }
+        let head = explained(method, path)
+            .map(|(path, endpoint)| Head::read(path, endpoint, headers.iter()));
         let command = match (method, path) {
             ("PUT", names::PATH_TOPOLOGY) => Command::PutTopology,
             ("PUT", names::PATH_SAMPLES) => Command::PutSamples,
             ("GET", names::PATH_LEDGERS) => Command::Ledgers,
             ("GET", names::PATH_STATUS) => Command::Status,
+            _ if head.is_some() => Command::Explain,
             _ => Command::Unknown,
         };
+        let authorization = headers.text_value("authorization").unwrap_or_default();
         let tokens = &settings.config.knobs.control_tokens;
         Some(Self {
             command,
             authorised: token::accepted(authorization, tokens),
             received: 0,
+            head,
             settings: Rc::clone(settings),
         })
     }
@@ -74,8 +87,10 @@ impl Control {
             Command::Ledgers => self.ledgers(),
             Command::Status => self.status(),
             Command::Unknown => not_found(),
-            Command::PutTopology | Command::PutSamples if end => self.accept(&[]),
-            Command::PutTopology | Command::PutSamples => {}
+            Command::PutTopology | Command::PutSamples | Command::Explain if end => {
+                self.complete(&[]);
+            }
+            Command::PutTopology | Command::PutSamples | Command::Explain => {}
         }
         Action::Pause
     }
@@ -88,8 +103,11 @@ impl Control {
     /// Body bytes arrived.
     pub fn body(&mut self, size: usize, end: bool) -> Action {
         self.received = size;
-        let pushes = matches!(self.command, Command::PutTopology | Command::PutSamples);
-        if self.authorised && pushes {
+        let takes_body = matches!(
+            self.command,
+            Command::PutTopology | Command::PutSamples | Command::Explain
+        );
+        if self.authorised && takes_body {
             if size > topology::MAX_MESSAGE {
                 let error = format!("the message is larger than {} bytes", topology::MAX_MESSAGE);
                 reply_json(
@@ -101,10 +119,18 @@ impl Control {
                 );
                 self.command = Command::Unknown;
             } else if end {
-                self.accept(&stream::read(BufferType::HttpRequestBody, 0, size));
+                self.complete(&stream::read(BufferType::HttpRequestBody, 0, size));
             }
         }
         Action::Pause
+    }
+
+    /// The body is complete.
+    fn complete(&self, bytes: &[u8]) {
+        match &self.head {
+            Some(head) => self.explain(head, bytes),
+            None => self.accept(bytes),
+        }
     }
 
     fn accept(&self, bytes: &[u8]) {
@@ -123,6 +149,18 @@ impl Control {
                 vm::with(|vm| vm.warn(format_args!("push refused: {}", refusal.reply.error)));
                 reply_json(refusal.status.code(), &refusal.reply);
             }
+        }
+    }
+
+    fn explain(&self, head: &Head, body: &[u8]) {
+        let now_ms = clock::now_ms();
+        let explained = vm::with(|vm| {
+            let scene = &mut Vm::scene(&mut vm.worker, &self.settings, now_ms);
+            flow::explain(head, body, scene)
+        });
+        match explained {
+            Ok(explained) => reply_json(200, &explained),
+            Err(fault) => answer(&fault.reply(None)),
         }
     }
 
@@ -150,10 +188,33 @@ impl Control {
                     samples: vm.worker.fleet.samples_status(now_ms),
                     live_flows: vms.iter().map(|vm| u64::from(vm.live_flows)).sum(),
                     vms,
+                    sessions: session::remembered(&SharedData),
+                    bands: serve::report::bands(
+                        &mut vm.worker.fleet,
+                        &self.settings.config,
+                        &SharedData,
+                    ),
+                    ejected: Ejections::list(&SharedData, &mut vm.worker.fleet, now_ms),
                     knobs: self.settings.config.report(),
+                    warnings: self.settings.config.warnings.clone(),
+                    models: vm.worker.fleet.summary().to_vec(),
                 },
             );
         });
+    }
+}
+
+/// Path and API of the request to be explained, when that is what is asked for.
+fn explained<'a>(method: &str, path: &'a str) -> Option<(&'a str, Endpoint)> {
+    let rest = path.strip_prefix(names::PATH_EXPLAIN)?;
+    let path = if rest.is_empty() {
+        "/v1/chat/completions"
+    } else {
+        rest
+    };
+    match flow::route(method, path) {
+        flow::Route::Inference(endpoint) => Some((path, endpoint)),
+        _ => None,
     }
 }
 
@@ -167,11 +228,12 @@ fn on_control_listener() -> bool {
 
 fn not_found() {
     let error = format!(
-        "no such command; there are PUT {} and {}, GET {} and {}",
+        "no such command; there are PUT {} and {}, GET {} and {}, POST {}",
         names::PATH_TOPOLOGY,
         names::PATH_SAMPLES,
         names::PATH_LEDGERS,
-        names::PATH_STATUS
+        names::PATH_STATUS,
+        names::PATH_EXPLAIN
     );
     reply_json(
         404,

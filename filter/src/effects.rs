@@ -4,7 +4,7 @@ use crate::host::{call, clock, raw, stream};
 use crate::registry::FlowId;
 use crate::root::TICK_MS;
 use crate::vm::Vm;
-use pd_core::flow::{BodyEdit, Call, Effect, Event, Leg};
+use pd_core::flow::{BodyEdit, Call, Effect, Event, Leg, Lost};
 use pd_core::reply::Reply;
 use pd_core::request::patch::Prefix;
 use pd_wire::names;
@@ -123,7 +123,12 @@ impl Vm {
             Effect::Orphan(flow) => match self.flows.orphan(id, *flow) {
                 Some((orphan, true)) => self.flows.settle(orphan, clock::now_ms()),
                 Some((orphan, false)) => {
-                    self.step(orphan, Event::CallFailed, place, &mut Outcome::default());
+                    self.step(
+                        orphan,
+                        Event::CallLost(Lost::Unsent),
+                        place,
+                        &mut Outcome::default(),
+                    );
                 }
                 None => {}
             },
@@ -204,7 +209,7 @@ impl Vm {
             Ok(token) => self.flows.called(id, token),
             Err(status) => {
                 log::error!("cluster {} refused a call: {status:?}", names::CLUSTER);
-                self.step(id, Event::CallFailed, place, outcome);
+                self.step(id, Event::CallLost(Lost::Unsent), place, outcome);
             }
         }
     }

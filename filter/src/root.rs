@@ -109,7 +109,7 @@ impl Context for Root {
         let body = stream::read(BufferType::HttpCallResponseBody, 0, body_size);
         let event = match status {
             // The proxy's own answer to a call it could not deliver; an engine's carries a time.
-            Some(503 | 504) if !stream::call_reached_upstream() => Event::CallFailed,
+            Some(503 | 504) if !stream::call_reached_upstream() => Event::of_proxy(&body),
             Some(status) => Event::CallReply {
                 status,
                 body: &body,
@@ -151,6 +151,9 @@ impl Vm {
         if report.overflow {
             log::warn!("all VM slots are taken; charges go to the overflow slot");
         }
+        let is_janitor = self.worker.ledger.is_janitor();
+        self.worker
+            .tick(&settings.config, &SharedData, now_ms, is_janitor);
         if now_ms.saturating_sub(self.swept_at) >= SWEEP_MS {
             self.swept_at = now_ms;
             self.sweep(now_ms);
@@ -181,10 +184,8 @@ impl Vm {
     /// Gives back charges that outlived their time to live.
     fn sweep(&mut self, now_ms: u64) {
         for expired in self.worker.ledger.expire(&SharedData, now_ms) {
-            log::warn!(
-                "a charge was held for {} ms and is given back by force",
-                expired.age_ms
-            );
+            let charge = expired.describe(&mut self.worker.fleet);
+            self.warn(format_args!("given back by force: {charge}"));
             self.meters.count(pd_core::meters::Count::new(
                 pd_core::meters::Meter::ChargeExpired,
                 None,

@@ -6,7 +6,7 @@ use crate::host::{headers::Headers, stream};
 use crate::registry::FlowId;
 use crate::root::Settings;
 use crate::vm::{self, Vm};
-use pd_core::flow::{self, Event, Flow, Head};
+use pd_core::flow::{self, Event, Flow, Head, Lost};
 use pd_core::{models, reply::Fault};
 use proxy_wasm::traits::{Context, HttpContext};
 use proxy_wasm::types::{Action, BufferType};
@@ -137,8 +137,7 @@ impl HttpContext for Route {
         if value("x-pd-test-trap") == "1" {
             core::arch::wasm32::unreachable();
         }
-        if let Some(control) = Control::claim(method, path, value("authorization"), &self.settings)
-        {
+        if let Some(control) = Control::claim(method, path, &headers, &self.settings) {
             self.control = Some(control);
             return self
                 .control
@@ -273,7 +272,7 @@ impl Vm {
         self.handle(id, Event::Gone { engine_cut, unsent }, Place::Response);
         if dropped {
             // Its call never left, so nothing will answer.
-            self.handle(id, Event::CallFailed, Place::Response);
+            self.handle(id, Event::CallLost(Lost::Unsent), Place::Response);
         }
     }
 }

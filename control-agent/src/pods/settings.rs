@@ -5,6 +5,7 @@
 //! labels are AIBrix's, except that the metrics port defaults to the model port (there it is
 //! always 8000, so pods on other ports are never scraped).
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -158,7 +159,7 @@ impl<'a> Reader<'a> {
                 config: None,
                 ready: self.ready(source),
                 draining: self.draining(),
-                labels,
+                labels: self.bounded(labels),
             },
             config: self.config(),
             metrics: SocketAddr::new(ip, metric_port),
@@ -285,6 +286,25 @@ impl<'a> Reader<'a> {
                 false
             }
         }
+    }
+
+    /// The labels that are pushed: those that fit, in the order of their keys.
+    fn bounded(&mut self, mut labels: BTreeMap<String, String>) -> BTreeMap<String, String> {
+        let all = labels.len();
+        let mut bytes = 0_usize;
+        labels.retain(|key, value| {
+            bytes = bytes.saturating_add(key.len()).saturating_add(value.len());
+            bytes <= topology::MAX_LABELS
+        });
+        let left_out = all - labels.len();
+        if left_out > 0 {
+            self.warn(format!(
+                "labels of more than {} bytes: {left_out} of {all} are left out, and \
+                 external-filter does not see them",
+                topology::MAX_LABELS
+            ));
+        }
+        labels
     }
 
     /// A file may leave the UID out; the one made here stays the same over reloads and

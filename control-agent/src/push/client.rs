@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, StatusCode, Uri};
-use pd_wire::control::{Ledgers, PushReply};
+use pd_wire::control::{Ledgers, PushReply, Status};
 use pd_wire::names;
 
 use super::Kind;
@@ -18,6 +18,9 @@ use crate::http::{Client, ExchangeError};
 const MAX_REPLY: usize = 64 << 10;
 /// Largest ledger answer, in bytes.
 const MAX_LEDGERS: usize = 16 << 20;
+
+/// Largest state, in bytes.
+const MAX_STATUS: usize = 16 << 20;
 
 /// Address of a control listener: `http://host:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,6 +147,14 @@ impl ControlClient {
         let (status, body) = self.client.exchange(request, MAX_LEDGERS, timeout).await?;
         let ledgers = (status == StatusCode::OK).then(|| serde_json::from_slice(&body).ok());
         Ok(ledgers.flatten())
+    }
+
+    /// Reads the filter's state; `None` when the answer is none.
+    pub async fn status(&self, timeout: Duration) -> Result<Option<Status>, ExchangeError> {
+        let request = self.request(Method::GET, names::PATH_STATUS, None, Bytes::new())?;
+        let (status, body) = self.client.exchange(request, MAX_STATUS, timeout).await?;
+        let read = (status == StatusCode::OK).then(|| serde_json::from_slice(&body).ok());
+        Ok(read.flatten())
     }
 
     fn request(

@@ -216,6 +216,11 @@ impl Scraper {
         let interval = self.schedule.interval(wanted.len());
         for (key, (member, engine)) in wanted {
             if let Some(target) = self.targets.get_mut(key) {
+                if target.engine != engine {
+                    // Another engine's counters have nothing to do with these.
+                    target.generation = Counter::new(engine.throughput_window());
+                    target.finished = Counter::new(rates::DRAIN);
+                }
                 target.member = member.clone();
                 target.engine = engine;
                 continue;
@@ -300,7 +305,7 @@ impl Target {
             due: Some(due),
             backoff,
             failing: false,
-            generation: Counter::new(rates::THROUGHPUT),
+            generation: Counter::new(engine.throughput_window()),
             finished: Counter::new(rates::DRAIN),
         }
     }
@@ -314,9 +319,10 @@ impl Target {
             running: reading.running,
             waiting: reading.waiting,
             kv_usage: reading.kv_usage,
-            generation_throughput: reading
-                .generation_tokens
-                .and_then(|tokens| self.generation.record(now, tokens)),
+            generation_throughput: match reading.generation_tokens {
+                Some(tokens) => self.generation.record(now, tokens),
+                None => reading.generation_throughput,
+            },
             drain_rate: reading
                 .finished
                 .and_then(|count| self.finished.record(now, count)),

@@ -28,6 +28,14 @@ pub const THROUGHPUT: Window = Window {
     spacing: Duration::from_millis(100),
 };
 
+/// Window of the generation throughput of an engine that counts a request's tokens at its end:
+/// long enough to see some requests end.
+pub const FINISHED_THROUGHPUT: Window = Window {
+    length: Duration::from_secs(10),
+    least: Duration::from_secs(1),
+    spacing: Duration::from_millis(500),
+};
+
 /// Window of the drain rate; the reference gives a rate after 10 s as well.
 pub const DRAIN: Window = Window {
     length: Duration::from_secs(60),

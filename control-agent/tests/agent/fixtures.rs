@@ -17,7 +17,7 @@ use pd_agent::args::{Config, Log, LogFormat};
 use pd_agent::push::Credentials;
 use pd_agent::scrape::Schedule;
 use pd_agent::{Agent, http};
-use pd_wire::control::{Ledgers, PushReply};
+use pd_wire::control::{Ledgers, PushReply, Status};
 use pd_wire::names;
 use pd_wire::samples::{PodSample, Samples};
 use pd_wire::topology::{Stamp, Topology, WIRE_VERSION};
@@ -235,6 +235,11 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) async fn start(page: &str) -> Self {
+        Self::at("/metrics", page).await
+    }
+
+    /// An engine whose page is under this path, and nothing is under another.
+    pub(crate) async fn at(path: &'static str, page: &str) -> Self {
         let page = Arc::new(Mutex::new(Page::Text(page.to_owned())));
         let scrapes = Arc::new(AtomicUsize::new(0));
         let (shown, counted) = (page.clone(), scrapes.clone());
@@ -242,7 +247,7 @@ impl Engine {
             let shown = shown.clone();
             counted.fetch_add(1, Ordering::SeqCst);
             async move {
-                assert_eq!(request.uri().path(), "/metrics");
+                assert_eq!(request.uri().path(), path);
                 let page = shown.lock().unwrap().clone();
                 match page {
                     Page::Text(text) => answer(StatusCode::OK, text),
@@ -287,6 +292,7 @@ pub(crate) struct Held {
     /// Token asked for.
     pub(crate) token: Option<String>,
     pub(crate) ledgers: Ledgers,
+    pub(crate) status: Status,
 }
 
 impl Held {
@@ -357,6 +363,9 @@ impl Held {
             (&Method::PUT, names::PATH_SAMPLES) => self.put_samples(request.body()),
             (&Method::GET, names::PATH_LEDGERS) => {
                 (StatusCode::OK, serde_json::to_vec(&self.ledgers).unwrap())
+            }
+            (&Method::GET, names::PATH_STATUS) => {
+                (StatusCode::OK, serde_json::to_vec(&self.status).unwrap())
             }
             _ => (StatusCode::NOT_FOUND, Vec::new()),
         }

@@ -193,3 +193,34 @@ async fn the_interval_stretches_to_keep_the_budget_and_is_shown() {
     );
     agent.stop().await.unwrap();
 }
+
+#[tokio::test]
+async fn sglang_and_tensorrt_llm_pods_are_scraped_by_their_own_names() {
+    let sglang = "sglang:num_running_reqs{dp_rank=\"0\",tp_rank=\"0\"} 2.0\n\
+                  sglang:num_running_reqs{dp_rank=\"1\",tp_rank=\"1\"} 1.0\n\
+                  sglang:num_queue_reqs{dp_rank=\"0\",tp_rank=\"0\"} 4.0\n\
+                  sglang:token_usage{dp_rank=\"0\",tp_rank=\"0\"} 0.5\n\
+                  sglang:gen_throughput{dp_rank=\"0\",tp_rank=\"0\"} 60.0\n\
+                  sglang:gen_throughput{dp_rank=\"1\",tp_rank=\"1\"} 30.0\n";
+    let sglang = Engine::start(sglang).await;
+    // Whoever reads the other page takes the iterations away from its true reader.
+    let trtllm = "trtllm_kv_cache_utilization{pid=\"7\"} 0.25\n\
+                  trtllm_request_success_total{finished_reason=\"stop\"} 3.0\n";
+    let trtllm = Engine::at("/prometheus/metrics", trtllm).await;
+    let engine = "model.aibrix.ai/engine";
+    let pods = PodsFile::new(&[
+        PodSpec::new("a", sglang.address()).label(engine, "sglang"),
+        PodSpec::new("b", trtllm.address()).label(engine, "trtllm"),
+    ]);
+    let envoy = Envoy::start().await;
+    let agent = Running::start(config(&pods, &[&envoy])).await;
+    let sample = envoy.until_sample("SGLang's", 0, |_| true).await;
+    assert_eq!((sample.running, sample.waiting), (Some(3.0), Some(4.0)));
+    assert_eq!(
+        (sample.kv_usage, sample.generation_throughput),
+        (Some(0.5), Some(90.0))
+    );
+    let sample = envoy.until_sample("TensorRT-LLM's", 1, |_| true).await;
+    assert_eq!((sample.running, sample.kv_usage), (None, Some(0.25)));
+    agent.stop().await.unwrap();
+}

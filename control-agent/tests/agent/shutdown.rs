@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use pd_wire::control::{Charged, Ledgers, ModelLedger, PodLedger};
+use pd_wire::control::{Band, Charged, Ledgers, ModelLedger, PodLedger};
 
 use super::fixtures::{Engine, Envoy, Page, PodSpec, PodsFile, Running, config, eventually};
 
@@ -85,6 +85,31 @@ async fn the_filters_ledgers_are_summed_over_the_envoys_that_answer() {
             .await
             .is_some()
     );
+    agent.stop().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_filters_bands_are_shown_while_they_have_some() {
+    let pods = PodsFile::new(&[]);
+    let envoy = Envoy::start().await;
+    let agent = Running::start(config(&pods, &[&envoy])).await;
+    let set = |bands| envoy.held(|held| held.status.bands = bands);
+    set(vec![Band {
+        model: "m".to_owned(),
+        namespace: "ns".to_owned(),
+        roleset: "r".to_owned(),
+        low: 18,
+        high: None,
+    }]);
+    let low = |page: &str| {
+        let line = page
+            .lines()
+            .find(|line| line.starts_with("pd_bucket_band{"));
+        line.map(|line| line.contains("roleset=\"r\"") && line.ends_with("bound=\"low\"} 18"))
+    };
+    assert_eq!(low(&agent.get("/metrics").await.1), Some(true));
+    set(Vec::new());
+    assert_eq!(low(&agent.get("/metrics").await.1), None);
     agent.stop().await.unwrap();
 }
 

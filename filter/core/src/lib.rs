@@ -9,6 +9,7 @@
 extern crate pd_core_wasm_tests;
 
 pub mod config;
+pub mod eject;
 pub mod engine;
 pub mod fleet;
 pub mod flow;
@@ -18,10 +19,13 @@ pub mod meters;
 pub mod models;
 pub mod port;
 pub mod prefix;
+pub mod rate;
 pub mod reply;
 pub mod request;
 pub mod score;
 pub mod select;
+pub mod serve;
+pub mod session;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 pub mod token;

@@ -25,12 +25,16 @@ pub enum Meter {
     HandOverUnusable,
     /// Requests whose decode leg could not take the KV.
     PairFailure,
+    /// Pods and pairs that were ejected.
+    Ejection,
     /// Prefill legs whose client left; `result` says how they ended.
     Orphan,
     /// Timers that ended a request.
     Watchdog,
     /// Charges given back because they outlived their time to live.
     ChargeExpired,
+    /// Requests whose session key was too long to be looked at.
+    SessionKeyTooLong,
 }
 
 impl Meter {
@@ -46,9 +50,11 @@ impl Meter {
             Self::PrefillRetry => "gateway_pd_prefill_retry_total",
             Self::HandOverUnusable => "gateway_pd_hand_over_unusable_total",
             Self::PairFailure => "gateway_pd_pair_failure_total",
+            Self::Ejection => "gateway_pd_ejection_total",
             Self::Orphan => "gateway_pd_orphan_total",
             Self::Watchdog => "gateway_pd_decode_watchdog_total",
             Self::ChargeExpired => "gateway_pd_charge_expired_total",
+            Self::SessionKeyTooLong => "gateway_pd_session_key_too_long_total",
         }
     }
 }

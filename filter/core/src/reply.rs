@@ -4,6 +4,7 @@
 //! what to do next and never quotes the request's text.
 
 use crate::request::BodyError;
+use crate::select::SelectorError;
 use pd_wire::names;
 
 /// A local answer.
@@ -86,9 +87,24 @@ pub enum Fault {
     /// Every pod is at its configured capacity.
     #[error("all pods of model {0} are at capacity; retry after the time in retry-after")]
     Capacity(String),
+    /// More requests per second than the profile allows.
+    #[error(
+        "model {model} takes {per_second} requests per second under this profile; retry after the time in retry-after"
+    )]
+    Rate {
+        /// Model name.
+        model: String,
+        /// Limit of the profile.
+        per_second: u32,
+        /// When the next one may be taken, in seconds.
+        retry_after_s: u64,
+    },
     /// Bad value in a routing header or profile.
     #[error("{0}")]
     Strategy(String),
+    /// `external-filter` is no label selector.
+    #[error("external-filter is no label selector: {0}")]
+    Filter(SelectorError),
     /// A profile names a policy that does not exist.
     #[error("{0}")]
     Policy(String),
@@ -154,7 +170,23 @@ impl Fault {
                 Some("rate_limit_exceeded"),
                 None,
             ),
+            Self::Rate { .. } => (
+                429,
+                Some(HEADER_ERROR_RATE),
+                Some("rate_limit_exceeded"),
+                None,
+            ),
             Self::Strategy(_) => (400, Some(HEADER_ERROR_ROUTING), None, Some(HEADER_STRATEGY)),
+            // The reference's status for it.
+            Self::Filter(_) => {
+                let marker = Some(HEADER_ERROR_ROUTING);
+                (
+                    503,
+                    marker,
+                    Some("service_unavailable"),
+                    Some(HEADER_FILTER),
+                )
+            }
             Self::Prefill { failure, .. } => {
                 let status = match failure {
                     PrefillFailure::Transport => 503,
@@ -204,8 +236,13 @@ impl Fault {
             };
             reply.headers.push((marker, value));
         }
-        if let Self::Capacity(_) = self {
-            reply.headers.push(("retry-after", "1".to_owned()));
+        let retry_after_s = match self {
+            Self::Capacity(_) => Some(1),
+            Self::Rate { retry_after_s, .. } => Some(*retry_after_s),
+            _ => None,
+        };
+        if let Some(seconds) = retry_after_s {
+            reply.headers.push(("retry-after", seconds.to_string()));
         }
         if let Some(id) = request_id {
             reply

@@ -1,10 +1,14 @@
 //! What one VM knows, shared by all its requests.
 
 use crate::config::Config;
+use crate::eject::Ejections;
 use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
 use crate::port::SharedStore;
+use crate::rate::RateCounts;
+use crate::serve::Serve;
+use crate::session::Sweep;
 use std::rc::Rc;
 
 /// State of one VM.
@@ -14,8 +18,16 @@ pub struct Worker {
     pub fleet: FleetCache,
     /// What this VM has charged.
     pub ledger: Ledger,
+    /// Prompt lengths and the rolesets preferred for them.
+    pub serve: Serve,
+    /// Requests counted against `requestsPerSecond`.
+    pub rate: RateCounts,
+    /// Pods and pairs that are avoided.
+    pub eject: Ejections,
     /// Random words and ids.
     pub ids: Ids,
+    /// Where the round over the session table is.
+    pub sessions: Sweep,
     /// Requests in flight, orphaned ones left out.
     pub in_flight: usize,
     /// Requests that are being tried on another roleset.
@@ -34,7 +46,11 @@ impl Worker {
         Self {
             fleet: FleetCache::new(),
             ledger: Ledger::new(nonce),
+            serve: Serve::default(),
+            rate: RateCounts::default(),
+            eject: Ejections::default(),
             ids,
+            sessions: Sweep::default(),
             in_flight: 0,
             retrying: 0,
             orphans: 0,
@@ -49,6 +65,23 @@ impl Worker {
             return known;
         }
         self.fleet.model(name)
+    }
+
+    /// The VM's own duties beside the ledger's beat; call once per tick. The janitor also does
+    /// what one VM does for all.
+    pub fn tick(
+        &mut self,
+        config: &Config,
+        store: &dyn SharedStore,
+        now_ms: u64,
+        is_janitor: bool,
+    ) {
+        self.serve.tick(store, now_ms);
+        self.eject.tick(store, &mut self.fleet, now_ms, is_janitor);
+        if is_janitor {
+            let max_sessions = config.knobs.token_load_max_sessions;
+            self.sessions.tick(store, max_sessions, now_ms);
+        }
     }
 
     /// May one more request be tried on another roleset? At most `percent` of the requests in

@@ -12,6 +12,7 @@ use pd_core::ledger::{
     record, slots,
 };
 use pd_core::port::SharedStore;
+use pd_core::session::{SessionTable, growth};
 use pd_core::testkit::MemoryStore;
 use proptest::prelude::*;
 use std::cell::RefCell;
@@ -37,6 +38,8 @@ enum Op {
         prefill: Option<u64>,
         decode: u64,
         tokens: u64,
+        /// Session whose growth alone is charged to the prefill pod.
+        session: Option<u64>,
     },
     Prefilled {
         vm: usize,
@@ -178,11 +181,24 @@ impl World {
                 prefill,
                 decode,
                 tokens,
+                session,
             } => {
-                let pick = pick(prefill, decode, tokens);
+                // Small, so that sessions also push each other out.
+                let table = SessionTable::new(3, 1_000);
+                let turn = session.map(|key| table.recall(&store, "m", key, self.now_ms));
+                let before = turn
+                    .as_ref()
+                    .and_then(pd_core::session::Turn::tokens_before);
+                let mut pick = pick(prefill, decode, tokens);
+                if let Some(charge) = &mut pick.prefill {
+                    charge.tokens = 3_500 + growth(tokens, before).unwrap_or(tokens);
+                }
                 self.vm(vm)
                     .borrow_mut()
                     .charge(&store, model, self.now_ms, |_| pick);
+                if let Some(turn) = turn {
+                    table.remember(&store, turn, tokens, self.now_ms);
+                }
             }
             Op::Prefilled { vm, nth } | Op::Sent { vm, nth } => {
                 let vm = self.vm(vm);
@@ -370,13 +386,15 @@ fn op() -> impl Strategy<Value = Op> {
         prop::option::of(pod.clone()),
         pod,
         tokens.clone(),
+        prop::option::of(0_u64..6),
     )
-        .prop_map(|(vm, model, prefill, decode, tokens)| Op::Charge {
+        .prop_map(|(vm, model, prefill, decode, tokens, session)| Op::Charge {
             vm,
             model,
             prefill,
             decode,
             tokens,
+            session,
         });
     let lose = (any::<bool>(), format.clone(), model.clone(), 1_u32..20).prop_map(
         |(table, format, model, races)| Op::LoseSwaps {
@@ -475,7 +493,7 @@ proptest! {
         world.store.put(&slots::key(1), &with_version(table));
         world.store.put(&record::key(1, 0), &with_version(cells));
         world.tick(0);
-        let charge = Op::Charge { vm: 0, model: 0, prefill: Some(1), decode: 2, tokens: 3 };
+        let charge = Op::Charge { vm: 0, model: 0, prefill: Some(1), decode: 2, tokens: 3, session: None };
         world.apply(charge);
         world.settle();
         world.empty();

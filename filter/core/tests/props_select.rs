@@ -12,7 +12,8 @@
 
 mod scenario;
 
-use pd_core::select::{DecodeImbalance, Shape, Strategy as Plain, Target};
+use pd_core::score::{decode, prefill};
+use pd_core::select::{Decision, DecodeImbalance, Reason, Shape, Strategy as Plain, Target};
 use pd_wire::knobs::{DecodePolicy, PrefillPolicy};
 use proptest::prelude::*;
 use scenario::{Overrides, PodSpec, Scenario};
@@ -108,21 +109,24 @@ prop_compose! {
         ties_by_pod_id in any::<bool>(),
         tie in any::<u64>(),
         disallowed in prop::collection::vec(0..24_usize, 0..3),
+        blocked in prop::collection::vec((0..24_usize, 0..24_usize), 0..12),
+        excluded in prop::collection::vec(0..4_usize, 0..2),
         shape in prop::sample::select(&SHAPES[..]),
         bucketing in any::<bool>(),
         capacity in (prop_oneof![Just(0), 0..40_u32], prop_oneof![Just(0), 0..40_u32]),
         local_prefill_max_tokens in prop_oneof![Just(0), 0..300_u64],
         prompt_tokens in 0..300_u64,
+        banded in prop::option::of(0..5_usize),
     ) -> Scenario {
         let pods: Vec<PodSpec> = pods
             .into_iter()
             .enumerate()
             .map(|(at, pod)| PodSpec { name: format!("pod-{at:02}"), ..pod })
             .collect();
-        let disallowed = disallowed
-            .into_iter()
-            .filter_map(|at| Some(pods.get(at)?.name.clone()))
-            .collect();
+        let name = |at: usize| pods.get(at).map(|pod| pod.name.clone());
+        let disallowed = disallowed.into_iter().filter_map(name).collect();
+        let blocked = blocked.into_iter().filter_map(|(p, d)| Some((name(p)?, name(d)?)));
+        let blocked = blocked.collect();
         Scenario {
             settings: Overrides {
                 prefill_policy: Some(prefill),
@@ -136,9 +140,12 @@ prop_compose! {
             },
             pods,
             disallowed,
+            blocked,
+            excluded: excluded.into_iter().map(|roleset| format!("r{roleset}")).collect(),
             tie,
             shape: Some(shape),
             prompt_tokens,
+            banded: banded.map(|roleset| format!("r{roleset}")),
             text_bytes: 4 * prompt_tokens,
             ..Scenario::default()
         }
@@ -181,6 +188,12 @@ proptest! {
                 prop_assert_eq!(&prefill.role, "prefill");
                 prop_assert_eq!(&decode.role, "decode");
                 prop_assert_eq!(&prefill.roleset, &decode.roleset);
+                let fleet = scenario.fleet();
+                let roleset = &fleet.rolesets[usize::from(pair.roleset)];
+                prop_assert_eq!(&roleset.name, &prefill.roleset);
+                prop_assert!(!scenario.excluded.contains(&roleset.name));
+                let names = (prefill.name.clone(), decode.name.clone());
+                prop_assert!(!scenario.blocked.contains(&names));
                 vec![prefill, decode]
             }
             Ok(Target::Combined(combined)) => {
@@ -204,6 +217,8 @@ proptest! {
     fn a_complete_roleset_always_serves_a_pair(scenario in scenario()) {
         let scenario = Scenario {
             shape: Some(Shape::Pair),
+            excluded: Vec::new(),
+            blocked: Vec::new(),
             settings: Overrides {
                 bucketing: None,
                 max_prefill_per_pod: None,
@@ -231,6 +246,47 @@ proptest! {
     }
 
     #[test]
+    fn a_band_moves_a_pair_to_its_roleset_and_refuses_nothing(
+        scenario in scenario(),
+        excluded in prop::collection::vec(0..4_usize, 0..3),
+        blocked in prop::collection::vec((0..24_usize, 0..24_usize), 0..12),
+        banded in 0..4_usize,
+    ) {
+        let name = |at: usize| Some(scenario.pods.get(at)?.name.clone());
+        let without = Scenario {
+            banded: None,
+            excluded: excluded.iter().map(|roleset| format!("r{roleset}")).collect(),
+            blocked: blocked
+                .iter()
+                .filter_map(|(prefill, decode)| Some((name(*prefill)?, name(*decode)?)))
+                .collect(),
+            ..scenario.clone()
+        };
+        let with = Scenario { banded: Some(format!("r{banded}")), ..without.clone() };
+        let plain = without.run();
+        let advised = with.run();
+        match (&plain.result, &advised.result) {
+            (Ok(plain), Ok(advised)) => {
+                let pods = |decision: &Decision| match decision.target {
+                    Target::Pair(pair) => Some(pair.decode),
+                    Target::OneLeg(pod) if decision.explanation.reason == Reason::LocalPrefill => {
+                        Some(pod)
+                    }
+                    _ => None,
+                };
+                let roleset = pods(advised).map(|pod| &scenario.pods[usize::from(pod)].roleset);
+                if advised.explanation.banded {
+                    prop_assert_eq!(roleset, with.banded.as_ref());
+                } else {
+                    prop_assert_eq!(pods(plain), pods(advised));
+                }
+                prop_assert_eq!(pods(plain).is_some(), pods(advised).is_some());
+            }
+            (plain, advised) => prop_assert_eq!(plain, advised),
+        }
+    }
+
+    #[test]
     fn the_order_of_pods_and_rolesets_does_not_matter(
         (scenario, shuffled) in scenario().prop_flat_map(|scenario| {
             let pods = Just(scenario.pods.clone()).prop_shuffle();
@@ -239,6 +295,59 @@ proptest! {
     ) {
         let other = Scenario { pods: shuffled, ..scenario.clone() };
         prop_assert_eq!(scenario.run().target, other.run().target);
+    }
+
+    #[test]
+    fn pods_that_may_not_be_chosen_change_nothing(scenario in scenario()) {
+        let gone = |pod: &PodSpec| pod.unusable || scenario.disallowed.contains(&pod.name);
+        let names: Vec<String> =
+            scenario.pods.iter().filter(|pod| gone(pod)).map(|pod| pod.name.clone()).collect();
+        let without = Scenario {
+            pods: scenario.pods.iter().filter(|pod| !gone(pod)).cloned().collect(),
+            disallowed: Vec::new(),
+            blocked: scenario
+                .blocked
+                .iter()
+                .filter(|(prefill, decode)| !names.contains(prefill) && !names.contains(decode))
+                .cloned()
+                .collect(),
+            ..scenario.clone()
+        };
+        let (with, without) = (scenario.run(), without.run());
+        prop_assert_eq!(with.target, without.target);
+        prop_assert_eq!((with.prefill, with.decode), (without.prefill, without.decode));
+    }
+
+    #[test]
+    fn estimates_grow_with_what_they_estimate(
+        load in (0.0..1e6, 0.0..1e5, prop::option::of(0.0..1e5), 0..=100_u8),
+        text in 0.0..1e7,
+        more in 0.0..1e5,
+    ) {
+        let (requests, tokens, throughput, matched) = load;
+        let prefill = |requests, text_bytes| {
+            let load = prefill::Load {
+                requests,
+                match_percent: f64::from(matched),
+                ..prefill::Load::default()
+            };
+            let batch = prefill::Batch { max_requests: 1.0, text_bytes };
+            let weights = prefill::Weights { kv: 0.3, hybrid_factor: 0.5 };
+            prefill::score(PrefillPolicy::Conductor, &load, &batch, &weights)
+        };
+        prop_assert!(prefill(requests, text) <= prefill(requests + more, text));
+        prop_assert!(prefill(requests, text) <= prefill(requests, text + more));
+        let decode = |policy, running, age_s| {
+            let load = decode::Load { sampled: true, running, throughput, tokens, age_s, ..decode::Load::default() };
+            let mean = decode::mean_rate([load].iter());
+            let batch = decode::Batch::measure([load].iter(), mean);
+            let weights = decode::Weights { running: 1.0, throughput: 1.0, output_growth: true };
+            decode::score(policy, &load, &batch, &weights)
+        };
+        let (growth, batch) = (DecodePolicy::TokenLoad, DecodePolicy::Conductor);
+        prop_assert!(tokens <= decode(growth, requests, more));
+        prop_assert!(decode(growth, requests, text) <= decode(growth, requests, text + more));
+        prop_assert!(decode(batch, requests, 0.0) <= decode(batch, requests + more, 0.0));
     }
 
     #[test]
@@ -414,6 +523,35 @@ fn the_explanation_names_the_check_that_fired() {
 }
 
 #[test]
+fn the_explanation_says_where_a_band_left_others_out() {
+    let text = include_str!("vectors/selection/bands.json");
+    let file: serde_json::Value = serde_json::from_str(text).unwrap();
+    let cases = file["cases"].as_array().unwrap();
+    let scenario = |case: &serde_json::Value| -> Scenario {
+        serde_json::from_value(case["given"].clone()).unwrap()
+    };
+    let banded = |scenario: &Scenario| scenario.run().result.unwrap().explanation.banded;
+    let decided: Vec<bool> = cases.iter().map(|case| banded(&scenario(case))).collect();
+    let mut expected = vec![false; cases.len()];
+    for at in [0, 1, 3] {
+        expected[at] = true;
+    }
+    assert_eq!(decided, expected);
+    let first = scenario(&cases[0]);
+    let explanation = first.run().result.unwrap().explanation;
+    assert_eq!(
+        explanation.render(&first.fleet()),
+        "reason=score; prompt_tokens=0; band=length; prefill=ns/p1:9; decode=ns/d1:9"
+    );
+    // A band that leaves nobody out decides nothing.
+    let alone = Scenario {
+        pods: first.pods[2..].to_vec(),
+        ..first
+    };
+    assert!(!banded(&alone));
+}
+
+#[test]
 fn a_session_key_keeps_its_pod_and_keys_spread() {
     let mut scenario = Scenario::default();
     for pod in 0..4 {
@@ -490,4 +628,46 @@ fn an_explanation_renders_on_one_bounded_line_of_ascii() {
         "{}",
         line.len()
     );
+}
+
+#[test]
+fn a_fast_path_that_would_leave_an_ejected_pair_alone_is_not_taken() {
+    let spec = |name: &str, role: &str, busy: u32| PodSpec {
+        name: name.into(),
+        role: role.into(),
+        roleset: "a".into(),
+        requests: busy,
+        sample_age: Some(0),
+        sampled_running: Some(f64::from(busy)),
+        ..PodSpec::default()
+    };
+    for (pods, free) in [
+        (
+            [
+                spec("p0", "prefill", 0),
+                spec("p1", "prefill", 20),
+                spec("d0", "decode", 0),
+            ],
+            "p1+d0",
+        ),
+        (
+            [
+                spec("p0", "prefill", 0),
+                spec("d0", "decode", 0),
+                spec("d1", "decode", 20),
+            ],
+            "p0+d1",
+        ),
+    ] {
+        let mut scenario = Scenario {
+            pods: pods.into(),
+            ..Scenario::default()
+        };
+        assert_eq!(scenario.run().target, "p0+d0");
+        scenario.blocked = vec![("p0".into(), "d0".into())];
+        let outcome = scenario.run();
+        assert_eq!(outcome.target, free);
+        let explanation = outcome.result.unwrap().explanation;
+        assert!(!explanation.prefill_imbalance && explanation.decode_imbalance.is_none());
+    }
 }

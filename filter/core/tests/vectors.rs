@@ -18,6 +18,8 @@ extern crate pd_core_wasm_tests;
 
 mod scenario;
 
+use pd_core::prefix::chain;
+use pd_core::select::Explanation;
 use scenario::Scenario;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -34,6 +36,9 @@ struct File {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Case {
     name: String,
+    /// The arithmetic, where the numbers do not speak for themselves.
+    #[serde(default)]
+    how: String,
     given: Scenario,
     expect: Expect,
 }
@@ -48,15 +53,50 @@ struct Expect {
     prefill: Option<BTreeMap<String, f64>>,
     /// All decode scores, by pod.
     decode: Option<BTreeMap<String, f64>>,
+    /// Fast paths that fired: `prefill`, then the check of step 2.
+    fired: Option<Vec<String>>,
+    /// Prefill pods left out as outliers.
+    skipped: Option<u32>,
+    /// Pods left out because their score was not finite.
+    ineligible: Option<u32>,
+    /// What decided.
+    reason: Option<String>,
 }
 
-fn check(text: &str) {
+impl Expect {
+    /// Compares what only the explanation tells.
+    fn check_facts(&self, name: &str, facts: &Explanation) {
+        let fired = facts
+            .prefill_imbalance
+            .then(|| "prefill".to_owned())
+            .into_iter()
+            .chain(facts.decode_imbalance.map(|check| check.name().to_owned()));
+        if let Some(expected) = &self.fired {
+            assert_eq!(expected, &fired.collect::<Vec<_>>(), "{name}: fast paths");
+        }
+        if let Some(expected) = self.skipped {
+            assert_eq!(expected, facts.skipped, "{name}: skipped");
+        }
+        if let Some(expected) = self.ineligible {
+            assert_eq!(expected, facts.ineligible, "{name}: ineligible");
+        }
+        if let Some(expected) = &self.reason {
+            assert_eq!(expected, facts.reason.name(), "{name}: reason");
+        }
+    }
+}
+
+fn check(path: &str, text: &str) {
     let file: File = serde_json::from_str(text).unwrap();
     assert!(!file.source.is_empty() && !file.cases.is_empty());
     for case in file.cases {
         let name = &case.name;
         let mut met: BTreeMap<String, u32> = BTreeMap::new();
         let tries = if case.expect.target.len() > 1 { 200 } else { 1 };
+        let scored = [&case.expect.prefill, &case.expect.decode];
+        if path.ends_with("edges.json") && scored.into_iter().any(Option::is_some) {
+            assert!(!case.how.is_empty(), "{name}: the arithmetic is missing");
+        }
         for tie in 0..tries {
             let outcome = Scenario {
                 tie,
@@ -70,6 +110,9 @@ fn check(text: &str) {
                 case.expect.target,
                 outcome.result,
             );
+            if let Ok(decision) = &outcome.result {
+                case.expect.check_facts(name, &decision.explanation);
+            }
             *met.entry(outcome.target).or_default() += 1;
             for (expected, scores) in [
                 (&case.expect.prefill, &outcome.prefill),
@@ -102,7 +145,7 @@ macro_rules! vectors {
         $(
             #[test]
             fn $test() {
-                check(include_str!(concat!("vectors/", $path)));
+                check($path, include_str!(concat!("vectors/", $path)));
             }
         )+
 
@@ -113,17 +156,50 @@ macro_rules! vectors {
 
 vectors! {
     prefix_cache_scores: "prefix_cache/scores.json",
+    prefix_cache_edges: "prefix_cache/edges.json",
     least_request_scores: "least_request/scores.json",
+    least_request_edges: "least_request/edges.json",
     load_balancing_scores: "load_balancing/scores.json",
+    load_balancing_edges: "load_balancing/edges.json",
     conductor_scores: "conductor/scores.json",
+    conductor_edges: "conductor/edges.json",
     token_load_scores: "token_load/scores.json",
+    token_load_edges: "token_load/edges.json",
     hybrid_cache_load_scores: "hybrid_cache_load/scores.json",
+    hybrid_cache_load_edges: "hybrid_cache_load/edges.json",
     buckets: "selection/buckets.json",
     capacity_and_fallback: "selection/fallback.json",
     one_leg: "selection/one_leg.json",
     plain_strategies: "selection/plain.json",
     pair_selection: "selection/pair.json",
     fast_paths: "selection/fast_paths.json",
+    fast_path_edges: "selection/fast_path_edges.json",
+    pair_edges: "selection/pair_edges.json",
+    bucket_edges: "selection/bucket_edges.json",
+    bands: "selection/bands.json",
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Hashed {
+    text: String,
+    /// How often the text is repeated.
+    times: usize,
+    block_size: usize,
+    seed: u64,
+    hashes: Vec<u64>,
+}
+
+#[test]
+fn prefix_chains() {
+    let text = include_str!("vectors/prefix_chain.json");
+    let cases: Vec<Hashed> = serde_json::from_str(text).unwrap();
+    assert!(!cases.is_empty());
+    for case in cases {
+        let text = case.text.repeat(case.times);
+        let chain = chain([text.as_bytes()], case.block_size, case.seed);
+        assert_eq!(chain.hashes(), case.hashes, "{text}");
+    }
 }
 
 /// The scores of every case, one a line, with their bits.
@@ -167,6 +243,9 @@ mod disk {
     use std::fs;
     use std::path::{Path, PathBuf};
 
+    /// Files that are not of a policy.
+    const ALONE: [&str; 3] = ["scores.snap", "prefix_chain.json", "charges.json"];
+
     pub(super) fn folder() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/vectors")
     }
@@ -179,7 +258,7 @@ mod disk {
                 .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         };
         let files: BTreeSet<String> = names(folder())
-            .filter(|name| name != "scores.snap")
+            .filter(|name| !ALONE.contains(&name.as_str()))
             .flat_map(|policy| {
                 names(folder().join(&policy)).map(move |file| format!("{policy}/{file}"))
             })

@@ -71,6 +71,79 @@ pub struct Charged {
     pub decode_tokens: u64,
 }
 
+/// How a request would be served now: `POST /pd/v1/explain`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explained {
+    /// Model name.
+    pub model: String,
+    /// Strategy in force.
+    pub strategy: String,
+    /// What decided it: `lock`, `header`, `profile`, `config` or `automatic`.
+    pub strategy_source: String,
+    /// Profile of the request, if one applies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// Requests per second of that profile; 0 = no limit.
+    pub requests_per_second: u32,
+    /// Length of the prompt, in tokens.
+    pub prompt_tokens: u64,
+    /// What decided, as in `x-pd-decision`.
+    pub reason: String,
+    /// The pods.
+    pub target: ExplainedTarget,
+    /// Prefix match of the pod that computes the prompt, in percent; absent when nothing in the
+    /// choice reads the prefix index.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub match_percent: Option<u8>,
+    /// Prefill requests differ so much that the least loaded prefill pod was taken.
+    pub prefill_imbalance: bool,
+    /// Why the least loaded decode pod was taken outright: `requests`, `throughput` or `drain`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_imbalance: Option<String>,
+    /// Prefill pods left out because they have far more requests than their peers.
+    pub skipped: u32,
+    /// Pods left out because their score was not a finite number.
+    pub ineligible: u32,
+    /// Scores of all prefill candidates; lower is better.
+    pub prefill: Vec<ScoredPod>,
+    /// Scores of all candidates for decoding or for the whole request; lower is better.
+    pub decode: Vec<ScoredPod>,
+    /// Tokens the prefill pod would be charged.
+    pub prefill_tokens: u64,
+    /// Tokens the pod that answers would be charged.
+    pub decode_tokens: u64,
+}
+
+/// The pods a request would go to, as `namespace/name`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExplainedTarget {
+    /// `pair`, `combined` or `one-leg`.
+    pub kind: String,
+    /// Prefill pod of a pair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<String>,
+    /// The pod that answers.
+    pub decode: String,
+    /// Roleset of a pair, as `namespace/name`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub roleset: Option<String>,
+}
+
+/// One candidate.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ScoredPod {
+    /// `namespace/name`.
+    pub pod: String,
+    /// Its score; lower is better.
+    pub score: f64,
+    /// Part of the prompt in its prefix cache, in percent; absent when the index was not read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub match_percent: Option<u8>,
+}
+
 /// State of the filter: `GET /pd/v1/status`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -89,8 +162,37 @@ pub struct Status {
     pub vms: Vec<VmStatus>,
     /// Live requests of all VMs.
     pub live_flows: u64,
+    /// Sessions remembered, counted once a minute.
+    #[serde(default)]
+    pub sessions: u64,
+    /// Bands of adaptive buckets; none when they are off.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bands: Vec<Band>,
+    /// Pods and pairs that are avoided because they failed.
+    #[serde(default)]
+    pub ejected: Vec<Ejected>,
     /// Knobs in force, by camelCase name.
     pub knobs: serde_json::Map<String, serde_json::Value>,
+    /// What the plugin config and the variables were warned of.
+    #[serde(default)]
+    pub warnings: Vec<String>,
+    /// Models of the snapshot, by name.
+    #[serde(default)]
+    pub models: Vec<ModelStatus>,
+}
+
+/// One model of the snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ModelStatus {
+    /// Model name.
+    pub name: String,
+    /// Its pods.
+    pub pods: u64,
+    /// Those of them that are ready and not draining.
+    pub usable: u64,
+    /// Complete rolesets: a usable prefill and a usable decode pod.
+    pub rolesets: u64,
 }
 
 /// One pushed message held.
@@ -109,6 +211,24 @@ pub struct SnapshotStatus {
     pub pods: u64,
 }
 
+/// A pod, or a pair, that is avoided because it failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ejected {
+    /// Model.
+    pub model: String,
+    /// `namespace/name` of the pod; of a pair, the prefill pod's first.
+    pub pods: Vec<String>,
+    /// `ejected`, `trial_due` (its time is over) or `on_trial`.
+    pub phase: String,
+    /// Time until its trial, in ms.
+    pub remaining_ms: u64,
+    /// How it failed last.
+    pub cause: String,
+    /// Ejections with no long calm between them.
+    pub times: u32,
+}
+
 /// One VM of this Envoy.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -123,6 +243,23 @@ pub struct VmStatus {
     pub live_flows: u32,
     /// Linear memory, in pages of 64 KiB.
     pub memory_pages: u32,
+}
+
+/// Prompt lengths for which a roleset is preferred. One roleset may have several bands.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Band {
+    /// Model.
+    pub model: String,
+    /// Namespace of the roleset.
+    pub namespace: String,
+    /// Name of the roleset.
+    pub roleset: String,
+    /// Shortest length, in tokens.
+    pub low: u64,
+    /// Longest length, in tokens; absent = no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high: Option<u64>,
 }
 
 impl Charged {

@@ -58,12 +58,18 @@ pub const HEADER_ERROR_PREFILL: &str = "x-error-pd-prefill";
 pub const HEADER_ERROR_DECODE: &str = "x-error-pd-decode";
 /// Marker of an error made because no pod could be chosen.
 pub const HEADER_ERROR_ROUTING: &str = "x-error-routing";
+/// Marker of a request beyond the `requestsPerSecond` of its profile.
+pub const HEADER_ERROR_RATE: &str = "x-error-model-rps-exceeded";
 /// Marker of an error in the request body.
 pub const HEADER_ERROR_BODY: &str = "x-error-request-body-processing";
 /// Marker of a request for a model without pods.
 pub const HEADER_ERROR_NO_BACKENDS: &str = "x-error-no-model-backends";
+/// Request header with a Kubernetes label selector; only pods it matches may serve.
+pub const HEADER_FILTER: &str = "external-filter";
 /// Request header of a caller-owned session.
 pub const HEADER_SESSION_KEY: &str = "x-aibrix-session-key";
+/// Request and response header of a session the gateway named: the pod that answers it.
+pub const HEADER_SESSION_ID: &str = "x-session-id";
 /// Request header that asks for `x-pd-decision` on the response.
 pub const HEADER_EXPLAIN: &str = "x-pd-explain";
 /// Response header with the facts behind a choice.
@@ -82,5 +88,8 @@ pub const PATH_TOPOLOGY: &str = "/pd/v1/topology";
 pub const PATH_SAMPLES: &str = "/pd/v1/samples";
 /// Control endpoint: GET [`crate::control::Ledgers`].
 pub const PATH_LEDGERS: &str = "/pd/v1/ledgers";
+/// Control endpoint: POST a request body, with the request's routing headers; answered with
+/// [`crate::control::Explained`]. The path of another API than chat completions is appended.
+pub const PATH_EXPLAIN: &str = "/pd/v1/explain";
 /// Control endpoint: GET [`crate::control::Status`].
 pub const PATH_STATUS: &str = "/pd/v1/status";

@@ -15,6 +15,8 @@ pub const MAX_MODELS: usize = 200;
 pub const MAX_PODS: usize = 8192;
 /// Largest pushed message, in bytes.
 pub const MAX_MESSAGE: usize = 16 << 20;
+/// Most bytes of labels an agent pushes of one pod, keys and values together.
+pub const MAX_LABELS: usize = 4096;
 /// Longest id of an agent, in bytes.
 pub const MAX_AGENT: usize = 256;
 /// Most mistakes that are listed; a message with more is refused all the same.

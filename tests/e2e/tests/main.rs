@@ -12,6 +12,7 @@ mod agent;
 mod bodies;
 mod config;
 mod documented;
+mod ejection;
 mod errors;
 mod faults;
 mod idle;

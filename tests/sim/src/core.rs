@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use crate::config::{EngineConfig, Pace};
 use crate::fault::FaultTable;
 use crate::journal::Journal;
+use crate::state::Held;
 
 /// Deaths remembered.
 const MOST_DEATHS: usize = 64;
@@ -49,6 +50,9 @@ pub struct Death {
 #[derive(Default)]
 pub(crate) struct Count(AtomicU64);
 
+/// Counts something while it lasts.
+pub(crate) struct Within<'a>(&'a Count);
+
 /// Counts of requests and connections.
 #[derive(Default)]
 pub(crate) struct Counters {
@@ -87,6 +91,24 @@ impl Core {
     /// The current delays.
     pub(crate) fn pace(&self) -> Pace {
         *self.pace.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is held now; the protocol knows of KV and rooms.
+    pub(crate) fn held(&self, kv_held: u64, rooms_open: u64) -> Held {
+        Held {
+            running: self.counters.running.get(),
+            waiting: self.counters.waiting.get(),
+            kv_held,
+            rooms_open,
+        }
+    }
+
+    /// Takes the time to compute a prompt of this many bytes.
+    pub(crate) async fn compute(&self, prompt_bytes: usize) {
+        let time = self.pace().prefill(prompt_bytes);
+        if !time.is_zero() {
+            tokio::time::sleep(time).await;
+        }
     }
 
     /// Sets the delays.
@@ -162,12 +184,24 @@ impl Count {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 
+    /// Up now, down when dropped.
+    pub(crate) fn within(&self) -> Within<'_> {
+        self.up();
+        Within(self)
+    }
+
     pub(crate) fn reset(&self) {
         self.0.store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Within<'_> {
+    fn drop(&mut self) {
+        self.0.down();
     }
 }
 

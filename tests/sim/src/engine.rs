@@ -10,23 +10,17 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{Request, Response, StatusCode};
-use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
 use crate::admin;
-use crate::config::{ConfigError, EngineConfig, PaceChange, Role};
-use crate::core::{Core, Death};
+use crate::config::{ConfigError, EngineConfig, PaceChange};
+use crate::core::Core;
 use crate::fault::{Fault, FaultKind};
 use crate::journal::{Journal, Record};
-use crate::reply::{Reply, json};
+use crate::protocol::Protocol;
+use crate::reply::{Reply, json, not_found};
 use crate::server::{self, Door, Link};
-use crate::vllm::Vllm;
-
-/// The protocols; one module each.
-pub(crate) enum Protocol {
-    /// vLLM with NIXL.
-    Vllm(Arc<Vllm>),
-}
+use crate::state::State;
 
 /// What answers an engine's connections.
 pub(crate) struct Service {
@@ -50,70 +44,6 @@ pub struct Engine {
     tasks: Vec<JoinHandle<()>>,
 }
 
-/// What the admin endpoint tells about an engine. Counts are since the start or the last
-/// `reset-counters`; `running`, `waiting`, `kv_held*` and `connections_open` are of now.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct State {
-    /// Name of the engine.
-    pub name: String,
-    /// Role label.
-    pub role: Role,
-    /// Whether the port is open.
-    pub listening: bool,
-    /// Generation requests that arrived.
-    pub requests_total: u64,
-    /// Generation requests in work.
-    pub running: u64,
-    /// Generation requests that wait for a slot or for KV blocks.
-    pub waiting: u64,
-    /// Requests whose client left before the answer was complete.
-    pub aborted: u64,
-    /// Connections open on the engine's port.
-    pub connections_open: u64,
-    /// Connections accepted on the engine's port.
-    pub connections_total: u64,
-    /// How often the engine died.
-    pub deaths: u64,
-    /// The deaths, oldest first, at most 64.
-    pub death_causes: Vec<Death>,
-    /// What the protocol counts.
-    #[serde(flatten)]
-    pub kv: KvState,
-    /// Faults armed.
-    pub faults: Vec<Fault>,
-}
-
-/// The KV side of a [`State`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KvState {
-    /// Sequences whose KV waits for a decode engine.
-    pub kv_held: u64,
-    /// Their blocks.
-    pub kv_held_blocks: u64,
-    /// Blocks in use, held or by running requests.
-    pub kv_used_blocks: u64,
-    /// Sequences a decode engine pulled.
-    pub kv_taken: u64,
-    /// Sequences whose lease ended.
-    pub kv_expired: u64,
-    /// Sequences freed because a decode engine refused the request that named them.
-    pub kv_freed_by_refusal: u64,
-    /// Sequences freed because the decode engine's client left before the pull.
-    pub kv_freed_by_abort: u64,
-    /// Pulls of ids that hold nothing (any more).
-    pub after_expiry: u64,
-    /// Pulls refused at this engine: wrong engine id or blocks out of range.
-    pub pulls_refused: u64,
-    /// Prompts pulled from another engine.
-    pub pulled: u64,
-    /// Pulls that failed, at the decode engine.
-    pub pulls_failed: u64,
-    /// Prompts this engine computed for its own generation.
-    pub computed_locally: u64,
-    /// Prompts this engine computed to hand over.
-    pub computed_for_others: u64,
-}
-
 /// Starts an engine on the current tokio runtime.
 ///
 /// # Errors
@@ -129,12 +59,9 @@ pub async fn start(config: EngineConfig) -> io::Result<Engine> {
     let admin_address = admin_listener.local_addr()?;
     let journal = Journal::open(&config)?;
     let core = Core::new(config, journal);
-    let vllm = Vllm::new(&core, side_channel_port);
-    let tasks = vec![tokio::spawn(Arc::clone(&vllm).expire_leases())];
-    let service = Arc::new(Service {
-        core,
-        protocol: Protocol::Vllm(vllm),
-    });
+    let protocol = Protocol::new(&core, side_channel_port);
+    let tasks = vec![tokio::spawn(protocol.expire_leases())];
+    let service = Arc::new(Service { core, protocol });
     let doors = [
         (Door::Engine, listener),
         (Door::SideChannel, side_channel),
@@ -148,46 +75,6 @@ pub async fn start(config: EngineConfig) -> io::Result<Engine> {
         admin_address,
         tasks: tasks.into_iter().chain(doors).collect(),
     })
-}
-
-// === impl Protocol ===
-
-impl Protocol {
-    async fn handle(&self, exchange: Exchange) -> Response<Reply> {
-        match self {
-            Self::Vllm(vllm) => vllm.handle(exchange).await,
-        }
-    }
-
-    fn side_channel(&self, path: &str, body: &[u8]) -> Response<Reply> {
-        match self {
-            Self::Vllm(vllm) => vllm.side_channel(path, body),
-        }
-    }
-
-    fn kv_state(&self) -> KvState {
-        match self {
-            Self::Vllm(vllm) => vllm.kv_state(),
-        }
-    }
-
-    fn restart(&self) {
-        match self {
-            Self::Vllm(vllm) => vllm.restart(),
-        }
-    }
-
-    fn lease_changed(&self) {
-        match self {
-            Self::Vllm(vllm) => vllm.lease_changed(),
-        }
-    }
-
-    fn reset_counters(&self) {
-        match self {
-            Self::Vllm(vllm) => vllm.reset_counters(),
-        }
-    }
 }
 
 // === impl Service ===
@@ -219,8 +106,8 @@ impl Service {
         }
         match door {
             Door::Engine => {}
-            Door::SideChannel => return self.protocol.side_channel(path, &body),
-            Door::Admin => return json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#),
+            Door::SideChannel => return self.protocol.side_channel(path, &body).await,
+            Door::Admin => return not_found(),
         }
         let exchange = Exchange {
             parts,
@@ -248,6 +135,8 @@ impl Service {
             deaths: deaths.len() as u64,
             death_causes: deaths,
             kv: self.protocol.kv_state(),
+            rooms: self.protocol.room_state(),
+            aborts: self.protocol.abort_state(),
             faults: self.core.faults.list(),
         }
     }

@@ -65,8 +65,13 @@ pub enum On {
     /// Both.
     #[default]
     Any,
-    /// `GET /metrics` and `GET /health`.
+    /// `GET /metrics` (TensorRT-LLM's `/prometheus/metrics`) and `GET /health`.
     Scrape,
+    /// SGLang's `POST /abort_request`. [`FaultKind::Status`] with 200 is an abort that is
+    /// acknowledged and not done.
+    Abort,
+    /// TensorRT-LLM's `GET /server_info`.
+    Info,
 }
 
 /// How a connection is cut.
@@ -144,7 +149,7 @@ pub enum FaultKind {
     },
     /// Answers 200 with half of its JSON.
     BadJson,
-    /// Answers without hand-over parameters (`null`), though it holds the KV.
+    /// Answers without hand-over parameters (`null`), though it holds the KV. SGLang answers none.
     NoKvParams,
     /// Answers with changed hand-over parameters.
     KvParams {

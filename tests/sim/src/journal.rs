@@ -19,6 +19,7 @@ use xxhash_rust::xxh64::xxh64;
 use crate::config::EngineConfig;
 use crate::core::unix_ms;
 use crate::fault::On;
+use crate::state::Held;
 
 /// Records queued for the file.
 const FILE_QUEUE: usize = 8192;
@@ -48,6 +49,9 @@ pub struct Record {
     pub body_hash: String,
     /// The client's address.
     pub peer: String,
+    /// What the engine held when the request arrived, itself included.
+    #[serde(flatten)]
+    pub held: Held,
 }
 
 struct Entry {
@@ -59,6 +63,7 @@ struct Entry {
     body_length: usize,
     body_hash: u64,
     peer: SocketAddr,
+    held: Held,
 }
 
 /// The log of one engine.
@@ -113,7 +118,14 @@ impl Journal {
     }
 
     /// Notes a request.
-    pub(crate) fn note(&self, parts: Parts, body: &Bytes, peer: SocketAddr, leg: Option<On>) {
+    pub(crate) fn note(
+        &self,
+        parts: Parts,
+        body: &Bytes,
+        peer: SocketAddr,
+        leg: Option<On>,
+        held: impl FnOnce() -> Held,
+    ) {
         if self.capacity == 0 && self.file.is_none() {
             return;
         }
@@ -126,6 +138,7 @@ impl Journal {
             body_length: body.len(),
             body_hash: xxh64(body, 0),
             peer,
+            held: held(),
         };
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         entry.seq = ring.next;
@@ -227,6 +240,7 @@ impl Entry {
             body_length: self.body_length,
             body_hash: format!("{:016x}", self.body_hash),
             peer: self.peer.to_string(),
+            held: self.held,
         }
     }
 }

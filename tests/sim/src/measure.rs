@@ -93,6 +93,11 @@ impl Page {
 
     /// A family of one histogram.
     pub(crate) fn histogram(&mut self, name: &str, histogram: &Histogram) {
+        self.histogram_of(name, "", histogram);
+    }
+
+    /// A family of one histogram with more labels before the common ones.
+    pub(crate) fn histogram_of(&mut self, name: &str, more: &str, histogram: &Histogram) {
         self.family(name, "histogram");
         let mut total = 0u64;
         let bucket = format!("{name}_bucket");
@@ -100,11 +105,11 @@ impl Page {
         let bounds = bounds.chain(std::iter::once("+Inf".to_owned()));
         for (bound, count) in bounds.zip(&histogram.counts) {
             total = total.saturating_add(count.load(Ordering::Relaxed));
-            self.sample(&bucket, &format!("le=\"{bound}\","), total as f64);
+            self.sample(&bucket, &format!("le=\"{bound}\",{more}"), total as f64);
         }
         let sum = histogram.sum.load(Ordering::Relaxed) as f64 / histogram.scale;
-        self.sample(&format!("{name}_count"), "", total as f64);
-        self.sample(&format!("{name}_sum"), "", sum);
+        self.sample(&format!("{name}_count"), more, total as f64);
+        self.sample(&format!("{name}_sum"), more, sum);
     }
 }
 

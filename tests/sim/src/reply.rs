@@ -13,7 +13,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
 use crate::server::Hold;
@@ -173,6 +173,20 @@ pub(crate) fn respond(
 /// A JSON response.
 pub(crate) fn json(status: StatusCode, body: impl Into<Bytes>) -> Response<Reply> {
     respond(status, "application/json", body)
+}
+
+/// A path that exists for another method.
+pub(crate) fn wrong_method(allowed: &'static str) -> Response<Reply> {
+    let status = StatusCode::METHOD_NOT_ALLOWED;
+    let mut response = json(status, r#"{"detail":"Method Not Allowed"}"#);
+    let headers = response.headers_mut();
+    headers.insert(ALLOW, HeaderValue::from_static(allowed));
+    response
+}
+
+/// A path that does not exist.
+pub(crate) fn not_found() -> Response<Reply> {
+    json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#)
 }
 
 /// A JSON response of a serializable value.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::host::shared::SharedStore;
 use crate::host::{LogLevel, LogLine};
 use crate::module::Module;
 
@@ -14,6 +15,8 @@ pub struct GatewayConfig {
     pub main_thread: bool,
     /// Name of the shared space.
     pub vm_id: String,
+    /// The store; another gateway's, when both are workers of one process.
+    pub shared: SharedStore,
     /// Environment variables of every VM.
     pub env: Vec<(String, String)>,
     /// VM configuration, read in `on_vm_start`.
@@ -61,6 +64,7 @@ impl Default for GatewayConfig {
             vm_count: 1,
             main_thread: false,
             vm_id: "vm".into(),
+            shared: SharedStore::default(),
             env: Vec::new(),
             vm_config: Vec::new(),
             plugin_config: Vec::new(),

@@ -9,7 +9,7 @@ use crate::engines::{Engines, Script, Sent};
 use crate::host::calls::Calls;
 use crate::host::clock::Clock;
 use crate::host::meters::Meters;
-use crate::host::shared::{SharedData, SharedQueues};
+use crate::host::shared::SharedQueues;
 use crate::host::stream::Seen;
 use crate::host::{VmKey, World};
 use crate::module::Module;
@@ -57,7 +57,7 @@ impl Gateway {
     pub fn try_new(config: GatewayConfig) -> Result<Self, StartError> {
         let world = World {
             clock: Clock::default(),
-            shared: SharedData::default(),
+            shared: config.shared.clone(),
             queues: SharedQueues::default(),
             meters: Meters::default(),
             calls: Calls::default(),

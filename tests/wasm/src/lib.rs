@@ -40,7 +40,7 @@ pub use gateway::Gateway;
 pub use host::calls::{CallId, CallRecord, CallState};
 pub use host::headers::HeaderMap;
 pub use host::meters::Meters;
-pub use host::shared::{Counts, SharedData};
+pub use host::shared::{Counts, SharedData, SharedStore};
 pub use host::stream::{Chunk, Ending, UpstreamRequest};
 pub use host::{Fault, LogLevel, LogLine, Status};
 pub use module::{Module, filter_path};

@@ -1,6 +1,7 @@
 //! What a test reads off a gateway: outcomes, calls, logs, metrics, the store, the VMs.
 
-use std::cell::{Ref, RefMut};
+use std::cell::Ref;
+use std::sync::MutexGuard;
 
 use crate::exchange::{Flight, Outcome};
 use crate::gateway::Gateway;
@@ -59,15 +60,15 @@ impl Gateway {
     }
 
     /// The shared store, to read, to write as another process would, or to stage a race.
-    pub fn shared(&self) -> RefMut<'_, SharedData> {
-        RefMut::map(self.world.borrow_mut(), |world| &mut world.shared)
+    pub fn shared(&self) -> MutexGuard<'_, SharedData> {
+        self.config.shared.lock()
     }
 
     /// A shared value of this gateway's space.
     pub fn shared_value(&self, key: &str) -> Option<Vec<u8>> {
-        let world = self.world.borrow();
-        world
+        self.config
             .shared
+            .lock()
             .get(&self.config.vm_id, key)
             .ok()
             .map(|(value, _)| value)

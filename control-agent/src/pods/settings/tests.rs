@@ -247,3 +247,30 @@ fn a_pod_without_a_roleset_is_reported_if_its_role_needs_one() {
         ["no label roleset-name: the pod takes no part in prefill/decode routing"]
     );
 }
+
+#[test]
+fn labels_are_pushed_as_they_are_up_to_a_bound() {
+    let mut pod = pod(&[('L', "zone: b"), ('L', "empty: \"\"")]);
+    let (read, warnings) = record(&pod);
+    assert_eq!(read.pod.labels["zone"], "b");
+    assert_eq!(read.pod.labels["empty"], "");
+    assert_eq!(warnings, Vec::<String>::new());
+
+    let labels = pod.metadata.labels.get_or_insert_default();
+    let before = labels.len();
+    for n in 0..60 {
+        labels.insert(format!("x{n:02}"), "v".repeat(97));
+    }
+    let (read, warnings) = record(&pod);
+    let bytes: usize = read
+        .pod
+        .labels
+        .iter()
+        .map(|(key, value)| key.len() + value.len())
+        .sum();
+    assert!((3900..=topology::MAX_LABELS).contains(&bytes), "{bytes}");
+    let left_out = before + 60 - read.pod.labels.len();
+    let expected = format!("labels of more than 4096 bytes: {left_out} of 65 are left out");
+    assert!(warnings[0].starts_with(&expected), "{warnings:?}");
+    assert!(read.pod.labels.contains_key("x00") && !read.pod.labels.contains_key("zone"));
+}

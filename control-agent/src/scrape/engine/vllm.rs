@@ -3,7 +3,7 @@
 //! A server with data-parallel ranks has one series per rank (`engine="0"`, `engine="1"`):
 //! requests and counters are summed over them, the cache usage is averaged.
 
-use super::Reading;
+use super::{Mean, Reading, add};
 use crate::scrape::text;
 
 /// Path of the metrics page.
@@ -34,27 +34,10 @@ pub(super) fn read(page: &str) -> Reading {
             }
             _ => continue,
         };
-        *sum = Some(sum.unwrap_or(0.0) + value);
+        add(sum, value);
     }
     reading.kv_usage = usage.get().or(old_usage.get());
     reading
-}
-
-#[derive(Default)]
-struct Mean {
-    sum: f64,
-    count: f64,
-}
-
-impl Mean {
-    fn add(&mut self, value: f64) {
-        self.sum += value;
-        self.count += 1.0;
-    }
-
-    fn get(&self) -> Option<f64> {
-        (self.count > 0.0).then(|| self.sum / self.count)
-    }
 }
 
 #[cfg(test)]
@@ -89,6 +72,7 @@ vllm:request_prefill_time_seconds_sum{engine="0",model_name="m"} 2.0
             finished: Some(8.0),
             prefill_seconds: Some(2.0),
             prefills: Some(8.0),
+            ..Reading::default()
         };
         assert_eq!(read(page), expected);
     }

@@ -60,6 +60,20 @@ pub enum StrategySource {
     Automatic,
 }
 
+impl StrategySource {
+    /// Name in explanations.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lock => "lock",
+            Self::Header => "header",
+            Self::Profile => "profile",
+            Self::Config => "config",
+            Self::Automatic => "automatic",
+        }
+    }
+}
+
 /// The `routing-strategy` header names no strategy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown routing-strategy {given:?}: use one of {}", Strategy::NAMES.join(", "))]

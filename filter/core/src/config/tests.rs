@@ -1,5 +1,5 @@
 use super::*;
-use pd_wire::knobs::{PrefillPolicy, Strategy};
+use pd_wire::knobs::{BucketServeMode, PrefillPolicy, Strategy};
 use pd_wire::profile::ModelConfig;
 use serde_json::json;
 
@@ -109,6 +109,46 @@ fn combinations_that_do_nothing_bring_a_warning() {
     assert!(!config.knobs.bucket_serve);
     let config = parse(&json!({"bucketServe": true, "promptLengthBucketing": true}));
     assert!(config.warnings.is_empty() && config.knobs.bucket_serve);
+}
+
+#[test]
+fn adaptive_buckets_without_bucketing_are_off_and_said_to_be() {
+    let expected = "bucketServe (AIBRIX_BUCKET_SERVE) does nothing without promptLengthBucketing \
+                    (AIBRIX_PROMPT_LENGTH_BUCKETING)";
+    let variable = |name: &str| (name == "AIBRIX_BUCKET_SERVE").then(|| "true".to_owned());
+    for (text, bucketing) in [("{}", false), (r#"{"promptLengthBucketing": true}"#, true)] {
+        let config = Config::parse(text.as_bytes(), variable).unwrap();
+        assert_eq!(config.knobs.bucket_serve, bucketing);
+        let warned = config.warnings.iter().any(|warning| warning == expected);
+        assert_eq!(warned, !bucketing);
+    }
+}
+
+#[test]
+fn a_profile_switches_adaptive_buckets_off_and_never_on() {
+    let model = model(&json!({"profiles": {
+        "on": {"routingConfig": {"promptLengthBucketing": true, "bucketServe": true}},
+        "off": {"routingConfig": {"bucketServe": false}},
+        "no-buckets": {"routingConfig": {"promptLengthBucketing": false}},
+        "rps": {"routingConfig": {"bucketServeMode": "rps"}}
+    }}));
+    let resolved = |config: &Config, profile| {
+        let hints = RequestHints {
+            profile: Some(profile),
+            ..RequestHints::default()
+        };
+        let knobs = resolve(config, Some(&model), hints, true).unwrap().knobs;
+        let rps = knobs.bucket_serve_mode == BucketServeMode::Rps;
+        (knobs.prompt_length_bucketing, knobs.bucket_serve, rps)
+    };
+    let on = parse(&json!({"promptLengthBucketing": true, "bucketServe": true}));
+    assert_eq!(resolved(&on, "on"), (true, true, false));
+    assert_eq!(resolved(&on, "off"), (true, false, false));
+    assert_eq!(resolved(&on, "no-buckets"), (false, false, false));
+    assert_eq!(resolved(&on, "rps"), (true, true, true));
+    let buckets_only = parse(&json!({"promptLengthBucketing": true}));
+    assert_eq!(resolved(&buckets_only, "on"), (true, false, false));
+    assert_eq!(resolved(&Config::default(), "on"), (false, false, false));
 }
 
 #[test]

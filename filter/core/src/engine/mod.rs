@@ -28,15 +28,16 @@ impl Engine {
         }
     }
 
-    /// The engine of a model's pairs: the first that is not vLLM, if there is one, for a pair
-    /// of two engines cannot work.
+    /// The engine of a model's pairs as far as a request may use them: the first that is not
+    /// vLLM, if there is one, for a pair of two engines cannot work.
     #[must_use]
-    pub fn of_pairs(fleet: &ModelFleet) -> Self {
+    pub fn of_pairs(fleet: &ModelFleet, allowed: impl Fn(u16) -> bool) -> Self {
         let members = fleet
             .rolesets
             .iter()
             .flat_map(|set| set.prefill.iter().chain(&set.decode));
         members
+            .filter(|position| allowed(**position))
             .filter_map(|position| fleet.pod(*position))
             .map(|pod| pod.engine.as_str())
             .find(|label| *label != "vllm")
@@ -51,13 +52,19 @@ mod tests {
 
     #[test]
     fn one_pod_of_another_engine_decides_for_the_whole_model() {
-        let pair = |engine| {
+        let fleet = |engine| {
             let prefill = pod("ns/p").prefill().roleset("r");
             let decode = pod("ns/d").decode().roleset("r").engine(engine);
-            Engine::of_pairs(&model("m").pod(prefill).pod(decode).fleet())
+            model("m").pod(prefill).pod(decode).fleet()
         };
+        let pair = |engine| Engine::of_pairs(&fleet(engine), |_| true);
         assert_eq!(pair("vllm"), Engine::Vllm);
         assert_eq!(pair("sglang"), Engine::Unsupported("sglang".to_owned()));
         assert_eq!(pair("mine"), Engine::Unknown("mine".to_owned()));
+        // The decode pod comes first by name.
+        assert_eq!(
+            Engine::of_pairs(&fleet("mine"), |pod| pod > 0),
+            Engine::Vllm
+        );
     }
 }

@@ -8,7 +8,7 @@ use super::{FleetPod, ModelFleet};
 use crate::ledger::record::u64_at;
 use crate::ledger::{KeyHasher, PodKey};
 use crate::port::SharedStore;
-use pd_wire::control::SnapshotStatus;
+use pd_wire::control::{ModelStatus, SnapshotStatus};
 use pd_wire::profile::ModelConfig;
 use pd_wire::samples::PodSample;
 use std::collections::BTreeMap;
@@ -26,6 +26,8 @@ pub struct FleetCache {
     /// Raised with every new set of samples.
     round: u64,
     decoded: BTreeMap<u16, Decoded>,
+    /// Summary of the topology, made when it is first asked for.
+    summary: Option<Vec<ModelStatus>>,
 }
 
 #[derive(Debug)]
@@ -102,6 +104,12 @@ impl FleetCache {
             .flat_map(|held| held.names.keys().map(String::as_str))
     }
 
+    /// Slots of all models, in the order they were pushed.
+    pub fn slots(&self) -> impl Iterator<Item = u16> {
+        let models = self.topology.iter().flat_map(|held| &held.index.models);
+        models.map(|model| model.slot)
+    }
+
     /// Name of the model that owns a ledger slot or, having left, owned it last.
     pub fn name_of_slot(&self, slot: u16) -> Option<&str> {
         let index = &self.topology.as_ref()?.index;
@@ -123,6 +131,16 @@ impl FleetCache {
         self.topology
             .as_ref()
             .map_or(1, |held| held.index.replicas.max(1))
+    }
+
+    /// The models of the topology held, for the status page. Their pods are looked through once
+    /// per topology, and not kept.
+    pub fn summary(&mut self) -> &[ModelStatus] {
+        let held = self.topology.as_ref();
+        self.summary.get_or_insert_with(|| {
+            let models = held.map(HeldTopology::summary);
+            models.unwrap_or_default()
+        })
     }
 
     /// The topology held, for the status page.
@@ -168,6 +186,7 @@ impl FleetCache {
             names,
         });
         self.decoded.clear();
+        self.summary = None;
         true
     }
 
@@ -193,6 +212,26 @@ impl FleetCache {
         });
         self.round = self.round.wrapping_add(1);
         true
+    }
+}
+
+// === impl HeldTopology ===
+
+impl HeldTopology {
+    fn summary(&self) -> Vec<ModelStatus> {
+        let bodies = self.bytes.get(self.bodies..).unwrap_or_default();
+        let models = self.names.values().filter_map(|at| {
+            let entry = self.index.models.get(*at)?;
+            let body = entry.body(bodies).unwrap_or_default();
+            let usable = body.pods.iter().filter(|pod| pod.usable).count();
+            Some(ModelStatus {
+                name: entry.name.clone(),
+                pods: u64::from(entry.pods),
+                usable: u64::try_from(usable).unwrap_or(u64::MAX),
+                rolesets: u64::try_from(body.rolesets.len()).unwrap_or(u64::MAX),
+            })
+        });
+        models.collect()
     }
 }
 

@@ -15,7 +15,7 @@ pub use cache::FleetCache;
 pub use pd_wire::roleset::Roleset;
 
 use crate::ledger::PodKey;
-use pd_wire::profile::ModelConfig;
+use pd_wire::profile::{ModelConfig, Profile};
 use pd_wire::samples::PodSample;
 use pd_wire::topology::Role;
 use serde::{Deserialize, Serialize};
@@ -76,6 +76,12 @@ impl ModelFleet {
     /// The pod at a position.
     pub fn pod(&self, position: u16) -> Option<&FleetPod> {
         self.pods.get(usize::from(position))
+    }
+
+    /// The profile of the pod at a position: the one called `requested`, else its default one.
+    pub fn profile(&self, position: u16, requested: Option<&str>) -> Option<&Profile> {
+        let config = usize::try_from(self.pod(position)?.config?).ok()?;
+        self.configs.get(config)?.profile(requested)
     }
 
     /// Newest sample of the pod at a position and the time it was taken, in ms of the shared

@@ -1,21 +1,26 @@
 //! From a complete body to the first leg: read, resolve, choose and charge in one step, send.
 
-use super::plan::{Plan, pods};
+use super::decode::DecodeLeg;
+use super::plan::{Circumstances, Plan, pods};
 use super::state::{Choice, Prefilling, State};
 use super::{Attempt, BodyEdit, Call, Effect, Flow};
+use crate::eject::{Rules, Subject};
 use crate::engine::vllm;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::Amounts;
 use crate::meters::{Count, Meter};
+use crate::rate::{Admission, RateLimit};
 use crate::reply::Fault;
 use crate::request::{Scan, patch, scan};
-use crate::select::{Query, Refusal, Settings, select};
+use crate::select::{LISTED, Refusal};
 use crate::worker::Scene;
 use pd_wire::knobs::{Choice as _, Knobs, KvConnector, excerpt};
 use pd_wire::names;
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// Most choices made because another request had the trial of the pods chosen.
+const MAX_CHOICES: u32 = 4;
 /// How much later than our own deadline the host may give up on a call, in ms.
 const HOST_GRACE_MS: u64 = 1000;
 
@@ -66,7 +71,7 @@ impl Flow {
     fn serve(
         &mut self,
         body: &[u8],
-        attempt: Attempt,
+        mut attempt: Attempt,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> Result<State, Fault> {
@@ -74,65 +79,101 @@ impl Flow {
         let fleet = scene.worker.find_model(&scan.model, scene.store);
         let fleet = fleet.ok_or_else(|| Fault::Model(excerpt(&scan.model)))?;
         self.model = Some(Rc::clone(&fleet.name));
-        let plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
-        let choice = self.choose(&plan, &attempt, scene)?;
+        let mut plan = Plan::new(body, &scan, fleet, &self.head, scene)?;
+        let turn = plan.recall_session(&self.head, &mut attempt, scene, effects);
+        let admission = admit(&plan, &attempt, scene)?;
+        let choice = self.choose(&plan, &attempt, scene).inspect_err(|_| {
+            if let Some(admission) = admission {
+                scene.worker.rate.give_back(admission);
+            }
+        })?;
+        if let Some(turn) = turn.filter(|_| choice.prefill.is_some()) {
+            plan.remember_session(turn, scene);
+        }
         effects.push(Effect::Note(note(&choice)));
         if choice.prefill.is_none() {
-            return Ok(self.send_decode(choice, BodyEdit::Keep, None, scene, effects));
+            let leg = DecodeLeg {
+                body: BodyEdit::Keep,
+                members: None,
+                chain: plan.answer_chain(),
+            };
+            return Ok(self.send_decode(choice, leg, scene, effects));
         }
         self.send_prefill(body, &scan, choice, plan, attempt, scene, effects)
     }
 
-    /// Chooses pods and charges them, in one step.
+    /// Chooses pods and charges them, in one step. When they are on trial with another request,
+    /// chooses again.
     fn choose(
         &self,
         plan: &Plan,
         attempt: &Attempt,
         scene: &mut Scene<'_>,
     ) -> Result<Choice, Fault> {
+        let rules = Rules::from(&*plan.knobs);
+        let banded = banded_roleset(plan, attempt, scene);
+        for _ in 1..MAX_CHOICES {
+            let (choice, trials) = self.choose_once(plan, attempt, &rules, banded, scene)?;
+            let slot = plan.fleet.slot;
+            let eject = &mut scene.worker.eject;
+            if eject.admit(scene.store, slot, &trials, &rules, scene.now_ms) {
+                return Ok(choice);
+            }
+            Self::release(&choice, scene);
+        }
+        Ok(self.choose_once(plan, attempt, &rules, banded, scene)?.0)
+    }
+
+    /// Chooses pods and charges them; also says whose trial that would be.
+    fn choose_once(
+        &self,
+        plan: &Plan,
+        attempt: &Attempt,
+        rules: &Rules,
+        banded_roleset: Option<u16>,
+        scene: &mut Scene<'_>,
+    ) -> Result<(Choice, Vec<Subject>), Fault> {
         let knobs = &plan.knobs;
-        let settings = Settings::from(&**knobs);
         let excluded = excluded(attempt, &plan.fleet, knobs, scene);
         let tie = scene.worker.ids.word();
         let fleet = &plan.fleet;
         let now_ms = scene.now_ms;
+        let ejected = scene.worker.eject.view(fleet, rules, now_ms);
         let mut loads: Vec<Amounts> = Vec::new();
         let charged = scene
             .worker
             .ledger
             .charge(scene.store, fleet.slot, now_ms, |totals| {
                 totals.aligned_into(&fleet.pods, &mut loads);
-                let decision = select(&Query {
-                    fleet,
+                let given = Circumstances {
                     loads: &loads,
-                    settings: &settings,
-                    profile: plan.pod_profile.as_deref(),
-                    now_ms,
-                    prompt_tokens: plan.prompt_tokens,
-                    text_bytes: plan.text_bytes,
-                    match_percent: &plan.match_percent,
-                    allowed: &|_| true,
                     excluded_rolesets: &excluded,
-                    blocked_pairs: &[],
+                    banded_roleset,
+                    ejected: ejected.as_ref(),
+                    may_try: attempt.failure.is_none(),
                     tie,
-                    shape: plan.shape(),
-                })?;
+                    now_ms,
+                };
+                let (decision, trials) = plan.decide(&given, LISTED)?;
                 let pick = plan.pick(&decision)?;
-                Ok((pick, decision))
+                Ok((pick, (decision, trials)))
             });
         let charged = charged.map_err(|refusal: Refusal| plan.fault(&refusal))?;
-        let (prefill, decode) = pods(&charged.decision.target);
+        let (decision, trials) = charged.decision;
+        let (prefill, decode) = pods(&decision.target);
         let explained = self.head.explain && knobs.allow_explain;
-        Ok(Choice {
-            decision: explained.then(|| charged.decision.explanation.render(fleet)),
+        let choice = Choice {
+            decision: explained.then(|| decision.explanation.render(fleet)),
             fleet: Rc::clone(fleet),
             prefill,
             decode,
             charge: charged.id,
+            chosen_at_ms: now_ms,
             auto_profile: plan.auto_profile.clone(),
-            strategy: plan.strategy.name(),
+            strategy: plan.strategy,
             knobs: Arc::clone(knobs),
-        })
+        };
+        Ok((choice, trials))
     }
 
     /// Sends the prefill leg of a chosen pair.
@@ -198,6 +239,7 @@ impl Flow {
             timeout_ms,
             deadline: scene.now_ms.saturating_add(timeout_ms),
             attempt,
+            judged: false,
         }))
     }
 
@@ -210,6 +252,41 @@ impl Flow {
         headers.extend(self.head.forwarded.iter().cloned());
         headers
     }
+}
+
+/// The roleset that adaptive buckets prefer. Each request's length is noted once, however often
+/// it is tried.
+fn banded_roleset(plan: &Plan, attempt: &Attempt, scene: &mut Scene<'_>) -> Option<u16> {
+    let ask = plan.band(scene.now_ms)?;
+    if attempt.failure.is_none() {
+        scene.worker.serve.record(&ask);
+    }
+    scene.worker.serve.roleset_for(&ask)
+}
+
+/// Counts a request whose profile limits them; another attempt is no other request.
+fn admit(
+    plan: &Plan,
+    attempt: &Attempt,
+    scene: &mut Scene<'_>,
+) -> Result<Option<Admission>, Fault> {
+    let per_second = plan.requests_per_second;
+    if per_second == 0 || attempt.failure.is_some() {
+        return Ok(None);
+    }
+    let limit = RateLimit {
+        per_second,
+        replicas: scene.worker.fleet.replicas(),
+    };
+    let counted = scene
+        .worker
+        .rate
+        .admit(scene.store, plan.fleet.slot, limit, scene.now_ms);
+    counted.map(Some).map_err(|refused| Fault::Rate {
+        model: plan.fleet.name.to_string(),
+        per_second,
+        retry_after_s: refused.retry_after_s,
+    })
 }
 
 /// Rolesets a retry may not use: those tried, or all of them when no further try is allowed.
@@ -245,7 +322,7 @@ fn note(choice: &Choice) -> String {
     let name = |pod: Option<&FleetPod>| pod.map_or("-", |pod| pod.name.as_str()).to_owned();
     format!(
         "strategy={} prefill={} decode={}",
-        choice.strategy,
+        choice.strategy.name(),
         name(choice.prefill_pod()),
         name(choice.decode_pod())
     )

@@ -1,24 +1,40 @@
 //! The client's own request at its pod: released, dressed, watched, ended.
 
+use super::affinity;
+use super::plan;
 use super::prefill::host;
 use super::sse::{Opening, Verdict};
 use super::state::{Choice, Decoding, State};
+use super::verdict::{Part, cause_of};
 use super::{BodyEdit, Effect, Event, Flow, Leg};
+use crate::eject::{Cause, Outcome};
 use crate::meters::{Count, Meter};
+use crate::prefix::Chain;
 use crate::reply::Fault;
 use crate::worker::Scene;
+use pd_wire::knobs::{Choice as _, Strategy};
 use pd_wire::names;
 
 /// What the proxy says when no connection to the pod came about.
 const NEVER_CONNECTED: [&str; 2] = ["connection_failure", "connection_timeout"];
+
+/// How the client's request goes to the pod that answers it.
+#[derive(Debug)]
+pub(super) struct DecodeLeg {
+    /// Change to the body.
+    pub(super) body: BodyEdit,
+    /// The KV reference that the body carries then.
+    pub(super) members: Option<Vec<u8>>,
+    /// Prompt blocks, when the pod's cache shall be remembered.
+    pub(super) chain: Option<Chain>,
+}
 
 impl Flow {
     /// Lets the client's request go to the pod that answers it.
     pub(super) fn send_decode(
         &self,
         choice: Choice,
-        body: BodyEdit,
-        members: Option<Vec<u8>>,
+        leg: DecodeLeg,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
@@ -32,13 +48,15 @@ impl Flow {
             address: pod.address.clone(),
             request_id: self.request_id.clone(),
             says_json: self.head.says_json,
-            body,
+            body: leg.body,
         }));
         scene.worker.ledger.decode_sent(choice.charge);
         let idle_ms = choice.knobs.stream_idle_backstop_ms;
         State::Decoding(Decoding {
             choice,
-            members,
+            took_kv: leg.members.is_some(),
+            members: leg.members,
+            chain: leg.chain,
             idle_ms,
             deadline: scene.now_ms.saturating_add(idle_ms),
             status: None,
@@ -69,12 +87,21 @@ impl Flow {
                 let handed_over = leg.members.take().is_some();
                 leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
                 effects.push(Effect::Dress(self.response_headers(&leg.choice)));
-                if end {
-                    return self.answered(&leg, scene, effects);
+                self.judge_status(&leg, status, scene, effects);
+                if !(200..300).contains(&status) {
+                    leg.chain = None;
                 }
-                if status == 200 && event_stream && handed_over {
+                if status == 200 && event_stream && handed_over && !end {
                     leg.opening = Some(Opening::default());
                     effects.push(Effect::Hold);
+                    return State::Decoding(leg);
+                }
+                if status < 400 && leg.took_kv {
+                    self.judge(&leg.choice, Part::Pair, Outcome::Works, scene, effects);
+                }
+                leg.learn(scene);
+                if end {
+                    return self.answered(&leg, scene, effects);
                 }
                 State::Decoding(leg)
             }
@@ -90,7 +117,12 @@ impl Flow {
                 match verdict {
                     Some(Verdict::Error) => return self.not_taken_over(&leg, scene, effects),
                     Some(Verdict::Preamble) if !end => effects.push(Effect::Hold),
-                    _ => leg.opening = None,
+                    Some(_) => {
+                        leg.opening = None;
+                        leg.learn(scene);
+                        self.judge(&leg.choice, Part::Pair, Outcome::Works, scene, effects);
+                    }
+                    None => {}
                 }
                 if end {
                     self.answered(&leg, scene, effects)
@@ -108,6 +140,8 @@ impl Flow {
             Event::Gone { engine_cut, .. } => {
                 Self::release(&leg.choice, scene);
                 if engine_cut {
+                    let cut = Outcome::Fails(Cause::Transport);
+                    self.judge(&leg.choice, Part::Decode, cut, scene, effects);
                     return self.ended("engine_cut", 502, scene, effects);
                 }
                 self.client_gone(scene, effects)
@@ -121,6 +155,7 @@ impl Flow {
         Self::release(&leg.choice, scene);
         let status = leg.status.unwrap_or(200);
         let label = if status < 400 {
+            self.judge(&leg.choice, Part::Decode, Outcome::Works, scene, effects);
             "gateway_request_success"
         } else {
             "engine_error"
@@ -136,6 +171,15 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
+        if let Some(cause) = cause_of(details) {
+            self.judge(
+                &leg.choice,
+                Part::Decode,
+                Outcome::Fails(cause),
+                scene,
+                effects,
+            );
+        }
         // What follows the first brace is the transport's own text, of any length.
         let cause = details
             .split('{')
@@ -164,6 +208,8 @@ impl Flow {
             Meter::PairFailure,
             self.model.clone(),
         )));
+        let failed = Outcome::Fails(Cause::HandOver);
+        self.judge(&leg.choice, Part::Pair, failed, scene, effects);
         self.fail(&Fault::DecodeHandOver, scene, effects)
     }
 
@@ -171,6 +217,9 @@ impl Flow {
     fn silent(&self, leg: &Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
         Self::release(&leg.choice, scene);
         let started = leg.status.is_some() && leg.opening.is_none();
+        let late = Outcome::Fails(Cause::Timeout);
+        let who = if started { Part::Decode } else { leg.liable() };
+        self.judge(&leg.choice, who, late, scene, effects);
         let phase = if started {
             "stream_idle"
         } else {
@@ -198,11 +247,15 @@ impl Flow {
     fn response_headers(&self, choice: &Choice) -> Vec<(&'static str, String)> {
         let mut headers = vec![
             (names::HEADER_GATEWAY_REQUEST_ID, self.request_id.clone()),
-            (names::HEADER_STRATEGY, choice.strategy.to_owned()),
+            (names::HEADER_STRATEGY, choice.strategy.name().to_owned()),
         ];
         if let Some(pod) = choice.decode_pod() {
             headers.push((names::HEADER_TARGET_NAME, pod.name.clone()));
             headers.push((names::HEADER_TARGET_IP, pod.address.clone()));
+            if choice.strategy == Strategy::SessionAffinity {
+                let id = affinity::session_id(&pod.address);
+                headers.push((names::HEADER_SESSION_ID, id));
+            }
         }
         if let Some(pod) = choice.prefill_pod() {
             headers.push((names::HEADER_PREFILL_NAME, pod.name.clone()));
@@ -218,5 +271,16 @@ impl Flow {
             headers.push((names::HEADER_DECISION, decision.clone()));
         }
         headers
+    }
+}
+
+// === impl Decoding ===
+
+impl Decoding {
+    /// The pod has computed the prompt or taken its KV over; once per request.
+    fn learn(&mut self, scene: &Scene<'_>) {
+        if let Some(chain) = self.chain.take() {
+            plan::learn(&self.choice, self.choice.decode_pod(), &chain, scene);
+        }
     }
 }

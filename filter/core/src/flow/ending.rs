@@ -63,11 +63,13 @@ impl Flow {
 
     /// Gives back everything a choice has charged; once, whatever is called again.
     pub(super) fn release(choice: &Choice, scene: &mut Scene<'_>) {
-        scene.worker.ledger.release(choice.charge);
         let knobs = &choice.knobs;
-        if knobs.max_prefill_per_pod > 0 || knobs.max_decode_per_pod > 0 {
-            // Another VM may be about to turn a request away.
-            scene.worker.ledger.publish(scene.store);
+        let limited = knobs.max_prefill_per_pod > 0 || knobs.max_decode_per_pod > 0;
+        let ledger = &mut scene.worker.ledger;
+        // With limits, another VM may be about to turn a request away; and of a VM that falls idle,
+        // no next charge would tell.
+        if ledger.release(choice.charge) && (limited || ledger.live_charges() == 0) {
+            ledger.publish(scene.store);
         }
     }
 }
@@ -76,13 +78,17 @@ impl Fault {
     /// Value of the `status` label of the fail counter.
     fn label(&self) -> &'static str {
         match self {
-            Self::Body(_) | Self::NoBody | Self::Encoding(_) | Self::Path | Self::Strategy(_) => {
-                "bad_request"
-            }
+            Self::Body(_)
+            | Self::NoBody
+            | Self::Encoding(_)
+            | Self::Path
+            | Self::Strategy(_)
+            | Self::Filter(_) => "bad_request",
             Self::Model(_) => "model_not_found",
             Self::NoSnapshot => "not_ready",
             Self::NoPod { .. } | Self::Policy(_) => "pd-filter-prefill-decode-pods-fail",
             Self::Capacity(_) => "at_capacity",
+            Self::Rate { .. } => "rate_limited",
             Self::Prefill { .. } => "pd_prefill_failure",
             Self::DecodeUnreachable(_) | Self::DecodeHandOver => "pd_decode_failure",
             Self::DecodeTimeout { .. } => "pd_decode_watchdog",

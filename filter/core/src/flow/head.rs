@@ -1,6 +1,8 @@
 //! What the request's headers say.
 
 use crate::request::Endpoint;
+use crate::select::{Selector, SelectorError};
+use crate::session::SessionKey;
 use pd_wire::names;
 
 /// Where a request goes by method and path.
@@ -64,6 +66,12 @@ pub struct Head {
     pub profile: Option<String>,
     /// The client's own `x-request-id`, echoed back.
     pub client_request_id: Option<String>,
+    /// `x-aibrix-session-key`.
+    pub session: Option<SessionKey>,
+    /// `external-filter`, read once; a mistake in it is told when the body is there.
+    pub filter: Option<Result<Selector, SelectorError>>,
+    /// `x-session-id`, as the gateway issued it.
+    pub session_id: Option<String>,
     /// `x-pd-explain: true`.
     pub explain: bool,
     /// `content-type: application/json`, with or without parameters.
@@ -77,7 +85,7 @@ const FORWARDED: [&str; 3] = ["authorization", "traceparent", "tracestate"];
 
 impl Head {
     /// Collects what matters from header pairs with lower-case names. Values that are no UTF-8
-    /// are left out: nothing of ours can carry them.
+    /// are left out: nothing of ours can carry them. Session keys are opaque and stay behind.
     pub fn read<'a>(
         path: &str,
         endpoint: Endpoint,
@@ -89,18 +97,33 @@ impl Head {
             strategy: None,
             profile: None,
             client_request_id: None,
+            session: None,
+            filter: None,
+            session_id: None,
             explain: false,
             says_json: false,
             forwarded: Vec::new(),
         };
         for (name, value) in headers {
+            if name == names::HEADER_SESSION_KEY {
+                head.session = SessionKey::read(value);
+                continue;
+            }
             let Ok(value) = std::str::from_utf8(value) else {
+                // What cannot be read must not let every pod through.
+                if name == names::HEADER_FILTER {
+                    head.filter = Some(Err(SelectorError::NotText));
+                }
                 continue;
             };
             match name {
                 names::HEADER_STRATEGY => head.strategy = non_empty(value),
                 names::HEADER_PROFILE => head.profile = non_empty(value),
                 names::HEADER_REQUEST_ID => head.client_request_id = non_empty(value),
+                names::HEADER_FILTER => {
+                    head.filter = non_empty(value).map(|text| Selector::parse(&text));
+                }
+                names::HEADER_SESSION_ID => head.session_id = non_empty(value),
                 "content-type" => head.says_json = is_json(value),
                 names::HEADER_EXPLAIN => head.explain = value.trim() == "true",
                 _ => {
@@ -170,5 +193,27 @@ mod tests {
         let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
         assert_eq!(head.forwarded, [("traceparent", "00-a".to_owned())]);
         assert!(head.explain);
+    }
+
+    #[test]
+    fn a_session_key_may_be_any_bytes_and_is_not_passed_on() {
+        let headers = [("x-aibrix-session-key", b"a\xff".as_slice())];
+        let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
+        assert_eq!(head.session, SessionKey::read(b"a\xff"));
+        assert!(head.session.is_some() && head.forwarded.is_empty());
+        let headers = [("x-aibrix-session-key", b"".as_slice())];
+        let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
+        assert_eq!(head.session, None);
+    }
+
+    #[test]
+    fn a_filter_that_is_no_text_is_a_mistake_and_a_blank_one_is_none() {
+        let filter = |value: &'static [u8]| {
+            let headers = [("external-filter", value)];
+            Head::read("/x", Endpoint::Chat, headers.into_iter()).filter
+        };
+        assert_eq!(filter(b"a=\xff"), Some(Err(SelectorError::NotText)));
+        assert_eq!(filter(b"  "), None);
+        assert_eq!(filter(b" a "), Some(Selector::parse("a")));
     }
 }

@@ -15,21 +15,26 @@
 //! changes nothing. A flow never keeps the body: the host's buffer holds it, and a retry reads
 //! it again.
 
+mod affinity;
 mod arrive;
 mod decode;
 mod effect;
 mod ending;
 mod event;
+mod explain;
 mod head;
 mod plan;
 mod prefill;
+mod session;
 pub mod sse;
 mod state;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 pub use effect::{BodyEdit, Call, Effect, Leg};
-pub use event::Event;
+pub use event::{Event, Lost};
+pub use explain::explain;
 pub use head::{Head, Route, route};
 
 use crate::reply::{Fault, PrefillFailure};
@@ -146,6 +151,8 @@ struct Attempt {
     since: u64,
     /// Prefill pods tried before.
     tried: Vec<crate::ledger::PodKey>,
+    /// Prompt tokens of its session's turn before, once that was looked up.
+    tokens_before: Option<u64>,
     /// How the last try failed.
     failure: Option<(PrefillFailure, String)>,
 }
@@ -155,6 +162,7 @@ impl Attempt {
         Self {
             since,
             tried: Vec::new(),
+            tokens_before: None,
             failure: None,
         }
     }

@@ -1,14 +1,18 @@
 //! What is known of a request before pods are chosen: model, settings, lengths, prefix matches.
 
-use super::Head;
-use crate::config::{RequestHints, resolve};
+use super::state::Choice;
+use super::{Head, affinity};
+use crate::config::{RequestHints, StrategySource, resolve};
+use crate::eject::{self, Subject, View};
 use crate::engine::Engine;
-use crate::fleet::ModelFleet;
-use crate::ledger::{DecodeCharge, Pick, PrefillCharge};
+use crate::fleet::{FleetPod, ModelFleet};
+use crate::ledger::{Amounts, DecodeCharge, Pick, PrefillCharge};
 use crate::prefix::{Chain, PrefixIndex, chain, model_hash};
 use crate::reply::Fault;
 use crate::request::{Endpoint, Member, Scan};
-use crate::select::{Decision, Refusal, Shape, Strategy, Target};
+use crate::select::{Decision, Query, Refusal, Settings, Shape, Strategy, Target};
+use crate::serve::Ask;
+use crate::session::growth;
 use crate::worker::Scene;
 use pd_wire::knobs::{self, Choice as _, DecodePolicy, Knobs, PrefillPolicy};
 use std::rc::Rc;
@@ -22,6 +26,8 @@ pub(super) struct Plan {
     pub(super) fleet: Rc<ModelFleet>,
     pub(super) knobs: Arc<Knobs>,
     pub(super) strategy: knobs::Strategy,
+    /// What decided the strategy.
+    pub(super) source: StrategySource,
     /// Profile by which every pod's own range is looked up.
     pub(super) pod_profile: Option<String>,
     /// Profile chosen by the request's size.
@@ -29,13 +35,41 @@ pub(super) struct Plan {
     pub(super) endpoint: Endpoint,
     /// Both legs are possible: one prompt, one answer, an engine that hands its KV over.
     pub(super) hands_over: bool,
+    /// How a pod is chosen when phases do not matter.
+    plain: Strategy,
+    settings: Settings,
+    /// The client's own header excludes pods.
+    filtered: bool,
+    /// Pods the request may use, by position; empty = all.
+    pub(super) pods_allowed: Vec<bool>,
+    /// Most requests per second of the profile, over all replicas; 0 = no limit.
+    pub(super) requests_per_second: u32,
     /// Prompt tokens, estimated from the text.
     pub(super) prompt_tokens: u64,
     /// Prompt tokens as charged: body bytes / 4.
     pub(super) charged_tokens: u64,
-    pub(super) text_bytes: u64,
+    /// Prompt tokens of the session's turn before, if they are known.
+    pub(super) tokens_before: Option<u64>,
+    text_bytes: u64,
     pub(super) chain: Option<Chain>,
     pub(super) match_percent: Vec<u8>,
+}
+
+/// What a choice depends on beside the request.
+pub(super) struct Circumstances<'a> {
+    /// What is charged to the model's pods.
+    pub(super) loads: &'a [Amounts],
+    /// Rolesets tried before.
+    pub(super) excluded_rolesets: &'a [u16],
+    /// The roleset that adaptive buckets prefer.
+    pub(super) banded_roleset: Option<u16>,
+    /// Pods and pairs that are avoided, if any are.
+    pub(super) ejected: Option<&'a View>,
+    /// The request may be the trial of an ejected pod.
+    pub(super) may_try: bool,
+    /// Random word for ties.
+    pub(super) tie: u64,
+    pub(super) now_ms: u64,
 }
 
 impl Plan {
@@ -69,16 +103,36 @@ impl Plan {
                 "the profile names the unknown decodeScorePolicy {policy}; use one of {allowed}"
             )));
         }
-        let engine = Engine::of_pairs(&fleet);
+        let pods_allowed = match &head.filter {
+            None => Vec::new(),
+            Some(Ok(selector)) => {
+                let pods = fleet.pods.iter();
+                pods.map(|pod| selector.matches(&pod.labels)).collect()
+            }
+            Some(Err(mistake)) => return Err(Fault::Filter(mistake.clone())),
+        };
+        let engine = Engine::of_pairs(&fleet, |pod| allows(&pods_allowed, pod));
         if let (Engine::Unsupported(name), knobs::Strategy::Pd) = (&engine, resolved.strategy) {
             return Err(Fault::NoPod {
                 model: fleet.name.to_string(),
                 detail: format!("this gateway cannot pair pods of engine {name} yet"),
             });
         }
+        let plain = match resolved.strategy {
+            knobs::Strategy::Random => Strategy::Random,
+            knobs::Strategy::PrefixCache => Strategy::PrefixCache,
+            knobs::Strategy::SessionAffinity => affinity::strategy(head, &fleet),
+            knobs::Strategy::Pd | knobs::Strategy::LeastRequest => Strategy::LeastRequest,
+        };
         let mut plan = Self {
+            plain,
+            filtered: head.filter.is_some(),
+            pods_allowed,
+            requests_per_second: resolved.requests_per_second,
+            settings: Settings::from(&*resolved.knobs),
             knobs: resolved.knobs,
             strategy: resolved.strategy,
+            source: resolved.source,
             pod_profile: resolved.pod_profile.map(str::to_owned),
             auto_profile: resolved
                 .profile_name
@@ -89,6 +143,7 @@ impl Plan {
             hands_over: scan.hands_over && engine == Engine::Vllm,
             prompt_tokens,
             charged_tokens: body_bytes / BYTES_PER_TOKEN,
+            tokens_before: None,
             text_bytes,
             chain: None,
             match_percent: Vec::new(),
@@ -99,19 +154,32 @@ impl Plan {
         Ok(plan)
     }
 
-    /// True when the policy asks the prefix index and there is a choice to make.
+    /// True when the choice asks the prefix index and there is a choice to make.
     fn reads_prefixes(&self) -> bool {
         use PrefillPolicy::{Conductor, HybridCacheLoad, PrefixCache};
         let policy = self.knobs.prefill_score_policy;
-        self.shape() == Shape::Pair
-            && matches!(policy, PrefixCache | HybridCacheLoad | Conductor)
-            && self
-                .fleet
-                .rolesets
-                .iter()
-                .map(|set| set.prefill.len())
-                .sum::<usize>()
-                > 1
+        let choice = |pods: usize| pods > 1;
+        match self.shape() {
+            Shape::Pair if self.knobs.local_prefill_max_tokens > 0 => true,
+            Shape::Pair => {
+                let sets = self.fleet.rolesets.iter();
+                matches!(policy, PrefixCache | HybridCacheLoad | Conductor)
+                    && choice(sets.map(|set| set.prefill.len()).sum())
+            }
+            Shape::Plain(Strategy::PrefixCache) => choice(self.fleet.pods.len()),
+            Shape::Plain(_) | Shape::OneLeg => false,
+        }
+    }
+
+    /// The prompt, when the pod that answers shall be remembered as a holder of its prefix: under
+    /// `prefix-cache`, and where decode pods may compute what little they do not hold.
+    pub(super) fn answer_chain(&mut self) -> Option<Chain> {
+        let wanted = match self.shape() {
+            Shape::Pair => self.knobs.local_prefill_max_tokens > 0,
+            Shape::Plain(strategy) => strategy == Strategy::PrefixCache,
+            Shape::OneLeg => false,
+        };
+        self.chain.take().filter(|_| wanted)
     }
 
     fn look_up_prefix(&mut self, body: &[u8], scan: &Scan, scene: &Scene<'_>) {
@@ -135,31 +203,60 @@ impl Plan {
     /// What the request needs.
     pub(super) fn shape(&self) -> Shape {
         match self.strategy {
-            knobs::Strategy::Pd if self.endpoint == Endpoint::Other => {
-                Shape::Plain(Strategy::LeastRequest)
-            }
+            knobs::Strategy::Pd if self.endpoint == Endpoint::Other => Shape::Plain(self.plain),
             knobs::Strategy::Pd if self.hands_over => Shape::Pair,
             knobs::Strategy::Pd => Shape::OneLeg,
-            knobs::Strategy::Random => Shape::Plain(Strategy::Random),
-            knobs::Strategy::PrefixCache => Shape::Plain(Strategy::PrefixCache),
-            knobs::Strategy::LeastRequest | knobs::Strategy::SessionAffinity => {
-                Shape::Plain(Strategy::LeastRequest)
-            }
+            _ => Shape::Plain(self.plain),
         }
     }
 
-    /// What the chosen pods are charged.
+    /// Chooses, and says whose trial that would be. The explanation lists the first `listed`
+    /// scores of each kind.
+    pub(super) fn decide(
+        &self,
+        given: &Circumstances<'_>,
+        listed: usize,
+    ) -> Result<(Decision, Vec<Subject>), Refusal> {
+        let query = Query {
+            fleet: &self.fleet,
+            loads: given.loads,
+            settings: &self.settings,
+            profile: self.pod_profile.as_deref(),
+            now_ms: given.now_ms,
+            prompt_tokens: self.prompt_tokens,
+            text_bytes: self.text_bytes,
+            match_percent: &self.match_percent,
+            allowed: &|pod| allows(&self.pods_allowed, pod),
+            excluded_rolesets: given.excluded_rolesets,
+            blocked_pairs: &[],
+            banded_roleset: given.banded_roleset,
+            tie: given.tie,
+            shape: self.shape(),
+            listed,
+        };
+        eject::choose(&query, given.ejected, given.may_try)
+    }
+
+    /// What adaptive buckets are asked; `None` when they do not matter to the request.
+    pub(super) fn band(&self, now_ms: u64) -> Option<Ask<'_>> {
+        (self.knobs.bucket_serve && self.shape() == Shape::Pair).then(|| Ask {
+            fleet: &self.fleet,
+            profile: self.pod_profile.as_deref(),
+            mode: self.knobs.bucket_serve_mode,
+            prompt_tokens: self.prompt_tokens,
+            now_ms,
+        })
+    }
+
+    /// What the chosen pods are charged. New tokens of the prefill charge are by the first rule
+    /// that applies: growth of the session, what the prefix index does not know, whole prompt
+    /// (AIBrix, `token_load` scoring).
     pub(super) fn pick(&self, decision: &Decision) -> Result<Pick, Refusal> {
         let knobs = &self.knobs;
         let (prefill, decode) = pods(&decision.target);
         let key = |position| self.fleet.pod(position).map(|pod| pod.key);
-        let new_tokens = match decision.explanation.match_percent {
-            Some(percent) if knobs.prefill_score_policy == PrefillPolicy::HybridCacheLoad => {
-                let missing = 100_u64.saturating_sub(u64::from(percent));
-                self.charged_tokens.saturating_mul(missing) / 100
-            }
-            _ => self.charged_tokens,
-        };
+        let new_tokens = growth(self.charged_tokens, self.tokens_before)
+            .unwrap_or_else(|| self.uncached_tokens(decision));
         let tokens = knobs.token_load_request_cost.saturating_add(new_tokens);
         Ok(Pick {
             prefill: prefill
@@ -171,6 +268,17 @@ impl Plan {
             }),
             ttl_ms: knobs.token_load_ttl_ms,
         })
+    }
+
+    /// The part of the prompt that the prefill pod has not seen, where the policy looked it up.
+    fn uncached_tokens(&self, decision: &Decision) -> u64 {
+        match decision.explanation.match_percent {
+            Some(percent) if self.knobs.prefill_score_policy == PrefillPolicy::HybridCacheLoad => {
+                let missing = 100_u64.saturating_sub(u64::from(percent));
+                self.charged_tokens.saturating_mul(missing) / 100
+            }
+            _ => self.charged_tokens,
+        }
     }
 
     pub(super) fn no_pod(&self, detail: String) -> Fault {
@@ -185,9 +293,28 @@ impl Plan {
         if refusal.at_capacity() {
             Fault::Capacity(self.fleet.name.to_string())
         } else {
-            self.no_pod(refusal.to_string())
+            self.no_pod(refusal.to_string() + self.filter_hint())
         }
     }
+
+    /// What the client should know when its own header left too little.
+    fn filter_hint(&self) -> &'static str {
+        if !self.filtered {
+            ""
+        } else if self.pods_allowed.iter().any(|allowed| *allowed) {
+            "; the header external-filter excludes some of its pods"
+        } else {
+            "; the header external-filter excludes all of its pods"
+        }
+    }
+}
+
+/// True when the request may use the pod.
+fn allows(pods_allowed: &[bool], pod: u16) -> bool {
+    pods_allowed.is_empty()
+        || pods_allowed
+            .get(usize::from(pod))
+            .is_some_and(|allowed| *allowed)
 }
 
 /// Tokens the request allows to generate, if it says so.
@@ -203,8 +330,16 @@ fn max_tokens(body: &[u8], scan: &Scan) -> Option<u64> {
         })
 }
 
+/// Remembers that a pod of the choice holds the prompt's KV.
+pub(super) fn learn(choice: &Choice, pod: Option<&FleetPod>, chain: &Chain, scene: &Scene<'_>) {
+    if let Some(pod) = pod {
+        let model = model_hash(&choice.fleet.name);
+        index(&choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);
+    }
+}
+
 /// The prefix index the knobs describe.
-pub(super) fn index(knobs: &Knobs) -> PrefixIndex {
+fn index(knobs: &Knobs) -> PrefixIndex {
     PrefixIndex::new(
         knobs.prefix_cache_block_number,
         knobs.prefix_cache_eviction_duration_ms,

@@ -1,12 +1,12 @@
 //! While the prefill leg is out, with its client and without.
 
-use super::plan::index;
+use super::decode::DecodeLeg;
+use super::plan::learn;
 use super::state::{Choice, Freeing, Prefilling, State};
 use super::{BodyEdit, Call, Effect, Event, Flow};
 use crate::engine::vllm::{self, HandOver};
 use crate::fleet::FleetPod;
 use crate::meters::{Count, Meter};
-use crate::prefix::model_hash;
 use crate::reply::{Fault, PrefillFailure, prefill_passthrough};
 use crate::worker::Scene;
 
@@ -22,12 +22,13 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
+        self.judge_prefill(&leg, &event, scene, effects);
         match event {
             Event::CallReply { status: 200, body } => self.prefilled(leg, body, scene, effects),
             Event::CallReply { status, body } => {
                 self.prefill_failed(leg, PrefillFailure::Status(status), body, scene, effects)
             }
-            Event::CallFailed => {
+            Event::CallFailed | Event::CallLost(_) => {
                 self.prefill_failed(leg, PrefillFailure::Transport, &[], scene, effects)
             }
             Event::Due if scene.now_ms >= leg.deadline => self.prefill_late(leg, scene, effects),
@@ -45,7 +46,9 @@ impl Flow {
         effects: &mut Vec<Effect>,
     ) -> State {
         Self::leave_retry(&leg, scene);
-        let (edit, members) = match hand_over(&leg, body) {
+        let handed_over = hand_over(&leg, body);
+        self.judge_answer(&leg, &handed_over, scene, effects);
+        let (edit, members) = match handed_over {
             HandOver::Members(members) => {
                 (BodyEdit::Prefix(leg.lead.with(&members)), Some(members))
             }
@@ -70,23 +73,29 @@ impl Flow {
             }
         };
         scene.worker.ledger.prefill_done(leg.choice.charge);
-        if let (Some(chain), Some(pod)) = (&leg.chain, leg.choice.prefill_pod()) {
-            let model = model_hash(&leg.choice.fleet.name);
-            index(&leg.choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);
+        if let Some(chain) = &leg.chain {
+            learn(&leg.choice, leg.choice.prefill_pod(), chain, scene);
         }
         effects.push(Effect::Count(
             Count::new(Meter::PrefillSuccess, self.model.clone())
                 .word("status", "pd-prefill-request-success")
                 .code(200),
         ));
-        self.send_decode(leg.choice, edit, members, scene, effects)
+        // With the KV it gets the prefix, so a later turn may need no remote prefill.
+        let decode_learns = leg.choice.knobs.local_prefill_max_tokens > 0;
+        let decode = DecodeLeg {
+            body: edit,
+            members,
+            chain: leg.chain.filter(|_| decode_learns),
+        };
+        self.send_decode(leg.choice, decode, scene, effects)
     }
 
     /// Nothing came in time. The call may still be answered: an orphan takes it over, with the
     /// charges, which follow the work.
     fn prefill_late(
         &mut self,
-        leg: Prefilling,
+        mut leg: Prefilling,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
@@ -95,12 +104,14 @@ impl Flow {
         let mut attempt = super::Attempt {
             since: leg.attempt.since,
             tried: leg.attempt.tried.clone(),
+            tokens_before: leg.attempt.tokens_before,
             failure: Some((PrefillFailure::Timeout, detail)),
         };
         attempt
             .tried
             .extend(leg.choice.prefill_pod().map(|pod| pod.key));
         self.count_failure(PrefillFailure::Timeout, effects);
+        leg.judged = true;
         let orphan = self.orphan(leg, scene);
         match orphan {
             Some(orphan) => effects.push(Effect::Orphan(Box::new(orphan))),
@@ -224,17 +235,24 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
+        if !leg.judged {
+            self.judge_prefill(&leg, &event, scene, effects);
+        }
         match event {
             Event::CallReply { status: 200, body } => {
+                let handed_over = hand_over(&leg, body);
+                if !leg.judged {
+                    self.judge_answer(&leg, &handed_over, scene, effects);
+                }
                 scene.worker.ledger.prefill_done(leg.choice.charge);
                 if let (HandOver::Members(members), Some(pod)) =
-                    (hand_over(&leg, body), leg.choice.decode_pod())
+                    (handed_over, leg.choice.decode_pod())
                 {
                     return self.free(&leg.choice, pod, &members, scene, effects);
                 }
                 self.laid_to_rest(leg.choice.charge, "nothing_held", scene, effects)
             }
-            Event::CallReply { .. } | Event::CallFailed => {
+            Event::CallReply { .. } | Event::CallFailed | Event::CallLost(_) => {
                 self.laid_to_rest(leg.choice.charge, "prefill_failed", scene, effects)
             }
             Event::Due if scene.now_ms >= leg.deadline => {
@@ -303,7 +321,9 @@ impl Flow {
     ) -> State {
         match event {
             Event::CallReply { .. } => self.laid_to_rest(leg.charge, "freed", scene, effects),
-            Event::CallFailed => self.laid_to_rest(leg.charge, "not_freed", scene, effects),
+            Event::CallFailed | Event::CallLost(_) => {
+                self.laid_to_rest(leg.charge, "not_freed", scene, effects)
+            }
             Event::Due if scene.now_ms >= leg.deadline => {
                 self.laid_to_rest(leg.charge, "not_freed", scene, effects)
             }

@@ -6,7 +6,7 @@ use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::ChargeId;
 use crate::prefix::Chain;
 use crate::request::patch::Lead;
-use pd_wire::knobs::{Knobs, KvConnector};
+use pd_wire::knobs::{Knobs, KvConnector, Strategy};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -47,10 +47,12 @@ pub(super) struct Choice {
     pub(super) prefill: Option<u16>,
     pub(super) decode: u16,
     pub(super) charge: ChargeId,
+    /// When they were chosen, in ms of the shared clock.
+    pub(super) chosen_at_ms: u64,
     /// Settings in force for the request.
     pub(super) knobs: Arc<Knobs>,
-    /// Value of the `routing-strategy` response header.
-    pub(super) strategy: &'static str,
+    /// How they were chosen, told to the client.
+    pub(super) strategy: Strategy,
     /// Profile chosen by the request's size, told to the client.
     pub(super) auto_profile: Option<String>,
     /// Value of the `x-pd-decision` response header, when asked for.
@@ -70,6 +72,8 @@ pub(super) struct Prefilling {
     pub(super) timeout_ms: u64,
     pub(super) deadline: u64,
     pub(super) attempt: Attempt,
+    /// The ejections know how it ended.
+    pub(super) judged: bool,
 }
 
 /// The client's own request at its pod.
@@ -78,6 +82,10 @@ pub(super) struct Decoding {
     pub(super) choice: Choice,
     /// The KV reference given to the decode pod, as a member of its body, until it answers.
     pub(super) members: Option<Vec<u8>>,
+    /// Prompt blocks, learnt when the pod answers well.
+    pub(super) chain: Option<Chain>,
+    /// The decode pod was to take KV over.
+    pub(super) took_kv: bool,
     /// Longest silence allowed, in ms, and when it ends.
     pub(super) idle_ms: u64,
     pub(super) deadline: u64,

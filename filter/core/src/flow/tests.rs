@@ -1,5 +1,8 @@
 //! Event scripts: what happens in, what is to be done out.
 
+mod ejection;
+mod serve;
+
 use super::*;
 use crate::config::Config;
 use crate::fleet::accept_topology;
@@ -12,10 +15,18 @@ const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hi"}]
 const STREAM: &[u8] = br#"{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}"#;
 const HANDED_OVER: &[u8] = br#"{"id":"x","kv_transfer_params":{"do_remote_prefill":true,"remote_block_ids":[[1]],"remote_engine_id":"e","remote_request_id":"r","remote_host":"10.0.0.1","remote_port":15601}}"#;
 
+mod explain;
+mod filter;
+mod mistakes;
+mod rate;
+mod strategies;
+
 const GONE: Event<'static> = Event::Gone {
     engine_cut: false,
     unsent: false,
 };
+
+mod sessions;
 
 /// A VM with a store, a clock and a snapshot.
 struct Stage {
@@ -63,11 +74,12 @@ impl Stage {
     }
 
     fn flow(&mut self) -> Flow {
-        let head = Head::read(
-            "/v1/chat/completions",
-            Endpoint::Chat,
-            [("authorization", b"Bearer t".as_slice())].into_iter(),
-        );
+        self.flow_with(&[("authorization", b"Bearer t")])
+    }
+
+    fn flow_with(&mut self, headers: &[(&str, &[u8])]) -> Flow {
+        let headers = headers.iter().copied();
+        let head = Head::read("/v1/chat/completions", Endpoint::Chat, headers);
         Flow::new(head, false, &mut self.scene())
     }
 

@@ -1,6 +1,6 @@
 //! What the control endpoint tells about charges and VMs.
 
-use super::{Amounts, Ledger, MODEL_SLOTS, PodKey, Totals};
+use super::{Amounts, Expired, Ledger, MODEL_SLOTS, PodKey, Totals};
 use crate::fleet::{FleetCache, ModelFleet};
 use crate::port::SharedStore;
 use pd_wire::control::{Charged, Ledgers, ModelLedger, PodLedger, VmStatus};
@@ -19,11 +19,7 @@ impl Ledger {
             if totals.is_zero() {
                 continue;
             }
-            let model = fleet.name_of_slot(slot).map_or_else(
-                // Charged to a model that left and whose slot was not given away by name.
-                || format!("slot-{slot}"),
-                str::to_owned,
-            );
+            let model = model_name(fleet, slot);
             let pods = named(&totals, fleet.model(&model).as_deref());
             pods.iter().for_each(|pod| out.total.add(&pod.charged));
             out.models.push(ModelLedger { model, pods });
@@ -49,17 +45,62 @@ impl Ledger {
     }
 }
 
+impl Expired {
+    /// What it was and how long it was held, by the names the fleet knows.
+    pub fn describe(&self, fleet: &mut FleetCache) -> String {
+        let model = model_name(fleet, self.model_slot);
+        let known = fleet.model(&model);
+        let name = |key| {
+            let (namespace, name) = pod_name(key, known.as_deref());
+            format!("{namespace}/{name}")
+        };
+        let prefill = self.prefill.map(|charge| {
+            format!(
+                ", {} tokens at prefill pod {}",
+                charge.tokens,
+                name(charge.pod)
+            )
+        });
+        let decode = self.decode.map(|charge| {
+            format!(
+                ", {} tokens at decode pod {}",
+                charge.tokens,
+                name(charge.pod)
+            )
+        });
+        format!(
+            "a charge of model {model}, held for {} ms{}{}",
+            self.age_ms,
+            prefill.unwrap_or_default(),
+            decode.unwrap_or_default()
+        )
+    }
+}
+
+/// Name of the model that owns a slot. One that left and whose slot was not given away by name
+/// is called by the slot.
+fn model_name(fleet: &FleetCache, slot: u16) -> String {
+    fleet
+        .name_of_slot(slot)
+        .map_or_else(|| format!("slot-{slot}"), str::to_owned)
+}
+
+/// Namespace and name of a pod; one that the model no longer has is called by its key.
+fn pod_name(key: PodKey, model: Option<&ModelFleet>) -> (String, String) {
+    let pod = model.and_then(|model| model.pods.iter().find(|pod| pod.key == key));
+    pod.map_or_else(
+        || (String::new(), format!("{:016x}", key.0)),
+        |pod| (pod.namespace.clone(), pod.name.clone()),
+    )
+}
+
 /// The pods with charges, sorted by name; those the model no longer has by their key, first.
 fn named(totals: &Totals, model: Option<&ModelFleet>) -> Vec<PodLedger> {
-    let find = |key: PodKey| model?.pods.iter().find(|pod| pod.key == key);
     let mut pods: Vec<PodLedger> = totals
         .sorted()
         .into_iter()
         .map(|(key, amounts)| {
-            let (namespace, name) = find(key).map_or_else(
-                || (String::new(), format!("{:016x}", key.0)),
-                |pod| (pod.namespace.clone(), pod.name.clone()),
-            );
+            let (namespace, name) = pod_name(key, model);
             PodLedger {
                 namespace,
                 name,

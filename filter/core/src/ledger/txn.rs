@@ -116,6 +116,12 @@ impl Ledger {
         self.own
     }
 
+    /// True for the VM that does what one must do for all: the live one with the lowest slot.
+    pub fn is_janitor(&self) -> bool {
+        let mut owners = self.peers.table().owners();
+        owners.next().is_some_and(|(vm, _)| Some(vm) == self.own)
+    }
+
     /// Charges of this VM that are not given back yet.
     pub fn live_charges(&self) -> usize {
         self.book.len()

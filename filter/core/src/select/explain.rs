@@ -3,8 +3,8 @@
 use crate::fleet::ModelFleet;
 use std::fmt::Write as _;
 
-/// Most pods of one kind that an explanation lists.
-pub(super) const LISTED: usize = 16;
+/// Pods of one kind that an explanation lists unless somebody asks for all.
+pub const LISTED: usize = 16;
 /// Length at which a rendered explanation stops naming pods, in bytes: it becomes a header.
 const RENDERED: usize = 4096;
 
@@ -13,12 +13,12 @@ const RENDERED: usize = 4096;
 pub struct Explanation {
     /// What decided.
     pub reason: Reason,
-    /// Scored prefill pods, at most 16.
+    /// Scored prefill pods, the first [`Query::listed`](super::Query::listed).
     pub prefill: Vec<Scored>,
-    /// Scored decode or one-leg pods, at most 16.
+    /// Scored decode or one-leg pods, as many.
     pub decode: Vec<Scored>,
-    /// Prefix match of the chosen prefill pod as it was scored, in percent; `None` when the
-    /// prefill policy does not read the prefix index.
+    /// Prefix match of the pod that computes the prompt as it was scored, in percent; `None` when
+    /// nothing in the choice reads the prefix index.
     pub match_percent: Option<u8>,
     /// Length of the prompt, in tokens.
     pub prompt_tokens: u64,
@@ -26,6 +26,8 @@ pub struct Explanation {
     pub prefill_imbalance: bool,
     /// Check of step 2 that fired.
     pub decode_imbalance: Option<DecodeImbalance>,
+    /// Step 2b left the other rolesets out.
+    pub banded: bool,
     /// Prefill pods left out because they have far more requests than their peers.
     pub skipped: u32,
     /// Pods left out because their score was not a finite number.
@@ -102,6 +104,9 @@ impl Explanation {
                 &mut out,
                 format_args!("; decode_imbalance={}", check.name()),
             );
+        }
+        if self.banded {
+            out.push_str("; band=length");
         }
         for (label, pods) in [("skipped", self.skipped), ("ineligible", self.ineligible)] {
             if pods > 0 {

@@ -51,7 +51,7 @@ pub(super) fn decode(query: &Query<'_>, problem: &mut Problem, explanation: &mut
 }
 
 /// Request counts of the sampled pods differ by the spread or more: the least loaded one. Pods
-/// without a sample look idle and would draw everything.
+/// that are not look idle and would draw everything.
 fn requests(query: &Query<'_>, candidates: &[DecodeCandidate]) -> Option<u16> {
     let sampled = candidates.iter().filter(|candidate| candidate.load.sampled);
     let range = Range::of(query, sampled.map(|c| (c.pod, c.load.requests())))?;

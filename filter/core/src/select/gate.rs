@@ -116,12 +116,7 @@ fn fits(query: &Query<'_>, pod: u16) -> bool {
 
 /// The profile of the pod that the request's profile name selects.
 pub(super) fn profile<'a>(query: &Query<'a>, pod: u16) -> Option<&'a Profile> {
-    let config = query.fleet.pod(pod)?.config?;
-    query
-        .fleet
-        .configs
-        .get(usize::try_from(config).ok()?)?
-        .profile(query.profile)
+    query.fleet.profile(pod, query.profile)
 }
 
 /// The prefill pod is below its capacity.

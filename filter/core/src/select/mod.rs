@@ -1,4 +1,5 @@
-//! Chooses the pods of one request: gate (step 0), fast paths (1, 2), scores (3, 4), pair (5).
+//! Chooses the pods of one request: gate (step 0), fast paths (1, 2), band (2b), scores
+//! (3, 4), pair (5).
 //!
 //! Pure: the same query gives the same answer, whatever the order of the pods. Pods never leave
 //! their roleset: prefill and decode pod of a pair always come from the same one. Exact ties are
@@ -12,12 +13,14 @@ mod one_leg;
 mod pair;
 mod problem;
 mod refusal;
+mod selector;
 mod settings;
 mod solve;
 mod tie;
 
-pub use explain::{DecodeImbalance, Explanation, Reason, Scored};
+pub use explain::{DecodeImbalance, Explanation, LISTED, Reason, Scored};
 pub use refusal::Refusal;
+pub use selector::{Selector, SelectorError};
 pub use settings::Settings;
 
 use crate::fleet::ModelFleet;
@@ -49,10 +52,15 @@ pub struct Query<'a> {
     pub excluded_rolesets: &'a [u16],
     /// Pairs (prefill, decode) that are ejected together.
     pub blocked_pairs: &'a [(u16, u16)],
+    /// Roleset that adaptive buckets prefer for the prompt's length: it alone is scored when it
+    /// has candidates left and leads to a pair.
+    pub banded_roleset: Option<u16>,
     /// Random word that decides exact ties.
     pub tie: u64,
     /// What the request needs.
     pub shape: Shape,
+    /// Most scored pods of one kind that the explanation lists.
+    pub listed: usize,
 }
 
 /// What a request needs.

@@ -2,7 +2,7 @@
 //! strategies without phases.
 
 use super::combined::{self, Absent};
-use super::explain::{LISTED, Reason, Scored};
+use super::explain::{Reason, Scored};
 use super::gate::{self, Found, Shortage};
 use super::problem::{self, DecodeCandidate};
 use super::tie;
@@ -113,7 +113,12 @@ pub(super) fn plain(query: &Query<'_>, strategy: Strategy) -> Result<Decision, R
         ),
     };
     let pod = solve::lowest(query, &scored).ok_or(Refusal::NoPods)?;
-    Ok(decided(query, Target::OneLeg(pod), reason, scored))
+    let mut decision = decided(query, Target::OneLeg(pod), reason, scored);
+    if strategy == Strategy::PrefixCache {
+        decision.explanation.match_percent =
+            problem::match_percent(query, prefill::Policy::PrefixCache, pod);
+    }
+    Ok(decision)
 }
 
 fn score_all(pods: &[u16], score: impl Fn(u16) -> f64) -> Vec<Scored> {
@@ -186,7 +191,7 @@ fn on_decode_pod(query: &Query<'_>, reason: Reason) -> Result<Decision, Refusal>
     let pod = best.ok_or(Refusal::NoScore {
         ineligible: explanation.ineligible,
     })?;
-    explanation.decode = side.listed();
+    explanation.decode = side.listed(query);
     Ok(Decision {
         target: Target::OneLeg(pod),
         explanation,
@@ -208,7 +213,7 @@ pub(super) fn decided(
     reason: Reason,
     mut scored: Vec<Scored>,
 ) -> Decision {
-    scored.truncate(LISTED);
+    scored.truncate(query.listed);
     let explanation = Explanation {
         decode: scored,
         ..explained(query, reason)

@@ -1,5 +1,6 @@
 //! Step 5: the best pair. `score = prefill / max prefill + decode / max decode`; lowest wins.
 
+use super::problem::Problem;
 use super::solve::{self, Candidate, Side};
 use super::tie::{self, Level};
 use super::{
@@ -33,20 +34,15 @@ pub(super) fn choose(query: &Query<'_>) -> Result<Decision, Refusal> {
         decode::Policy::TokenLoad => decode::mean_rate(problem.decode.iter().map(|pod| &pod.load)),
         _ => 0.0,
     };
-    fast_path::prefill(query, &mut problem, &mut explanation);
-    fast_path::decode(query, &mut problem, &mut explanation);
-    let prefill = solve::prefill(query, &problem, &mut explanation);
-    let decode = solve::decode(query, &problem.decode, mean_rate, &mut explanation);
-    let Some(pair) = best(query, &prefill, &decode) else {
-        return Err(Refusal::NoScore {
-            ineligible: explanation.ineligible,
-        });
-    };
-    explanation.prefill = prefill.listed();
-    explanation.decode = decode.listed();
+    for step in [fast_path::prefill, fast_path::decode] {
+        narrow(query, step, &mut problem, &mut explanation);
+    }
+    let (pair, mut explanation) = solve_banded(query, &problem, mean_rate, &explanation)
+        .map_or_else(|| solve(query, &problem, mean_rate, explanation), Ok)?;
     let local_max = query.settings.local_prefill_max_tokens;
     if local_max > 0 && problem::uncached_tokens(query, pair.decode) <= local_max {
         explanation.reason = Reason::LocalPrefill;
+        explanation.match_percent = Some(problem::cached_percent(query, pair.decode));
         return Ok(Decision {
             target: Target::OneLeg(pair.decode),
             explanation,
@@ -58,6 +54,61 @@ pub(super) fn choose(query: &Query<'_>) -> Result<Decision, Refusal> {
         target: Target::Pair(pair),
         explanation,
     })
+}
+
+/// Step 2b: steps 3 to 5 on the banded roleset alone. `None` when there is none, or it has no
+/// candidates left, or no pair comes of them: a band advises and never refuses.
+fn solve_banded(
+    query: &Query<'_>,
+    problem: &Problem,
+    mean_rate: f64,
+    explanation: &Explanation,
+) -> Option<(Pair, Explanation)> {
+    let banded = problem.only(query.banded_roleset?);
+    if banded.prefill.is_empty() || banded.decode.is_empty() {
+        return None;
+    }
+    let explanation = Explanation {
+        banded: banded.prefill.len() < problem.prefill.len(),
+        ..explanation.clone()
+    };
+    solve(query, &banded, mean_rate, explanation).ok()
+}
+
+/// Steps 3 to 5.
+fn solve(
+    query: &Query<'_>,
+    problem: &Problem,
+    mean_rate: f64,
+    mut explanation: Explanation,
+) -> Result<(Pair, Explanation), Refusal> {
+    let prefill = solve::prefill(query, problem, &mut explanation);
+    let decode = solve::decode(query, &problem.decode, mean_rate, &mut explanation);
+    let Some(pair) = best(query, &prefill, &decode) else {
+        return Err(Refusal::NoScore {
+            ineligible: explanation.ineligible,
+        });
+    };
+    explanation.prefill = prefill.listed(query);
+    explanation.decode = decode.listed(query);
+    Ok((pair, explanation))
+}
+
+/// A fast path, unless all pairs it leaves are ejected.
+fn narrow(
+    query: &Query<'_>,
+    step: fn(&Query<'_>, &mut Problem, &mut Explanation),
+    problem: &mut Problem,
+    explanation: &mut Explanation,
+) {
+    if query.blocked_pairs.is_empty() {
+        return step(query, problem, explanation);
+    }
+    let (mut left, mut why) = (problem.clone(), explanation.clone());
+    step(query, &mut left, &mut why);
+    if left.has_pair(query) {
+        (*problem, *explanation) = (left, why);
+    }
 }
 
 /// Best pair over all rolesets that have a scored pod on both sides.

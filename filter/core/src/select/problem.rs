@@ -42,11 +42,30 @@ pub(super) struct DecodeCandidate {
 // === impl Problem ===
 
 impl Problem {
+    /// The candidates of one roleset.
+    pub(super) fn only(&self, roleset: u16) -> Self {
+        let of_roleset = |pod: &&PrefillCandidate| pod.roleset == roleset;
+        let prefill = self.prefill.iter().filter(of_roleset).copied().collect();
+        let of_roleset = |pod: &&DecodeCandidate| pod.roleset == roleset;
+        let decode = self.decode.iter().filter(of_roleset).copied().collect();
+        Self { prefill, decode }
+    }
+
     /// Drops the candidates whose roleset has none left on the other side.
     pub(super) fn align(&mut self) {
         let Self { prefill, decode } = self;
         decode.retain(|pod| prefill.iter().any(|other| other.roleset == pod.roleset));
         prefill.retain(|pod| decode.iter().any(|other| other.roleset == pod.roleset));
+    }
+
+    /// True when some two candidates of a roleset may meet.
+    pub(super) fn has_pair(&self, query: &Query<'_>) -> bool {
+        self.prefill.iter().any(|left| {
+            self.decode.iter().any(|right| {
+                left.roleset == right.roleset
+                    && !query.blocked_pairs.contains(&(left.pod, right.pod))
+            })
+        })
     }
 }
 
@@ -91,7 +110,7 @@ impl DecodeCandidate {
             };
         };
         let known = |value| reported(value).unwrap_or(0.0);
-        load.sampled = true;
+        load.sampled = reported(sample.running).is_some();
         load.running = (own + known(sample.remote_running)).max(known(sample.running));
         load.throughput = reported(sample.generation_throughput);
         load.kv_usage = reported(sample.kv_usage);

@@ -1,6 +1,6 @@
 //! Steps 3 and 4: scores, and the best pod of each roleset.
 
-use super::explain::{LISTED, Scored};
+use super::explain::Scored;
 use super::problem::{self, DecodeCandidate, Problem};
 use super::tie::{self, Level};
 use super::{Explanation, Query};
@@ -66,10 +66,10 @@ impl Side {
     }
 
     /// The scores for the explanation.
-    pub(super) fn listed(self) -> Vec<Scored> {
+    pub(super) fn listed(self, query: &Query<'_>) -> Vec<Scored> {
         self.scored
             .into_iter()
-            .take(LISTED)
+            .take(query.listed)
             .map(|candidate| candidate.scored)
             .collect()
     }

@@ -3,7 +3,7 @@
 use pd_core::fleet::{FleetPod, ModelFleet, Roleset};
 use pd_core::ledger::{Amounts, PodKey};
 use pd_core::select::{
-    Decision, Query, Refusal, Scored, Settings, Shape, Strategy, Target, select,
+    Decision, LISTED, Query, Refusal, Scored, Settings, Shape, Strategy, Target, select,
 };
 use pd_wire::knobs::{Choice, DecodePolicy, PrefillFallback, PrefillPolicy};
 use pd_wire::profile::{ModelConfig, Profile};
@@ -38,6 +38,8 @@ pub(crate) struct Scenario {
     pub(crate) disallowed: Vec<String>,
     /// Pairs ejected together.
     pub(crate) blocked: Vec<(String, String)>,
+    /// Roleset that the prompt's length is banded to; one that is not in the fleet is none.
+    pub(crate) banded: Option<String>,
     /// Random word.
     pub(crate) tie: u64,
 }
@@ -89,19 +91,29 @@ pub(crate) struct PodSpec {
     pub(crate) pending: u32,
     /// Age of the sample in ms; without one the pod has no sample.
     pub(crate) sample_age: Option<u64>,
+    #[serde(deserialize_with = "number")]
     pub(crate) sampled_running: Option<f64>,
+    #[serde(deserialize_with = "number")]
     pub(crate) remote_running: Option<f64>,
+    #[serde(deserialize_with = "number")]
     pub(crate) throughput: Option<f64>,
+    #[serde(deserialize_with = "number")]
     pub(crate) kv_usage: Option<f64>,
+    #[serde(deserialize_with = "number")]
     pub(crate) drain_rate: Option<f64>,
+    #[serde(deserialize_with = "number")]
     pub(crate) waiting: Option<f64>,
+    #[serde(deserialize_with = "number")]
     pub(crate) prefill_ms: Option<f64>,
     pub(crate) active_tokens: u64,
     pub(crate) kv_tokens: u64,
     pub(crate) decode_tokens: u64,
+    #[serde(deserialize_with = "number")]
     pub(crate) remote_decode_tokens: Option<f64>,
     /// Age of each of its decode requests.
     pub(crate) routed_ago_ms: u64,
+    /// It has no config annotation.
+    pub(crate) unannotated: bool,
     /// Its profile takes overflow.
     pub(crate) combined: bool,
     pub(crate) prompt_min: u64,
@@ -222,8 +234,18 @@ impl Scenario {
             allowed: &|pod| !disallowed.contains(&pod),
             excluded_rolesets: &excluded,
             blocked_pairs: &blocked,
+            banded_roleset: self
+                .banded
+                .as_ref()
+                .and_then(|name| {
+                    (0..)
+                        .zip(fleet.rolesets.iter())
+                        .find(|(_, it)| it.name == *name)
+                })
+                .map(|(at, _)| at),
             tie: self.tie,
             shape: self.shape.unwrap_or(Shape::Pair),
+            listed: LISTED,
         });
         let name = |pod: u16| self.pods[usize::from(pod)].name.clone();
         let scores = |scored: &[Scored]| -> BTreeMap<String, f64> {
@@ -284,7 +306,7 @@ impl PodSpec {
             engine: "vllm".into(),
             kv_connector: None,
             bootstrap_port: None,
-            config: Some(config),
+            config: (!self.unannotated).then_some(config),
             usable: !self.unusable,
             labels: Vec::new(),
         }
@@ -313,7 +335,7 @@ impl PodSpec {
             active_tokens: self.active_tokens,
             kv_tokens: self.kv_tokens,
             decode_tokens: self.decode_tokens,
-            routed_at_sum_ms: u64::from(self.pending + self.running)
+            routed_at_sum_ms: (u64::from(self.pending) + u64::from(self.running))
                 * (NOW_MS - self.routed_ago_ms),
         }
     }
@@ -330,6 +352,21 @@ impl PodSpec {
             profiles: BTreeMap::from([(name, profile)]),
             ..ModelConfig::default()
         }
+    }
+}
+
+/// A number, or the name of one that JSON cannot write: `NaN`, `inf`, `-inf`, `max`.
+fn number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Number {
+        Plain(f64),
+        Named(String),
+    }
+    match Number::deserialize(from)? {
+        Number::Plain(value) => Ok(Some(value)),
+        Number::Named(name) if name == "max" => Ok(Some(f64::MAX)),
+        Number::Named(name) => name.parse().map(Some).map_err(serde::de::Error::custom),
     }
 }
 

@@ -58,8 +58,8 @@ impl Knobs {
     fn override_one(&mut self, name: &str, value: &Value) {
         let overridable = KNOBS.iter().any(|k| k.name == name && k.profile.is_some());
         match (name, value) {
-            // Only off: with bucketing off gateway-wide no plan and no lengths are kept.
-            ("promptLengthBucketing", Value::Bool(true)) => {}
+            // Only off: what is off gateway-wide counts no lengths, and keeps none.
+            ("promptLengthBucketing" | "bucketServe", Value::Bool(true)) => {}
             (DECODE_POLICY, Value::Text(text)) if DecodePolicy::from_name(text).is_none() => {
                 self.invalid_decode_policy = Some(excerpt(text));
             }

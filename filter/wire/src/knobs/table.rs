@@ -123,11 +123,11 @@ knobs! {
     prompt_length_bucketing: bool = false;
     "promptLengthBucketing", Kind::Bool, Filter, env "AIBRIX_PROMPT_LENGTH_BUCKETING", profile "promptLengthBucketing";
 
-    /// Adaptive bands on top of bucketing, which must be on too.
+    /// Adaptive bands on top of bucketing, which must be on too. A profile may switch it off, not on.
     bucket_serve: bool = false;
     "bucketServe", Kind::Bool, Filter, env "AIBRIX_BUCKET_SERVE", profile "bucketServe";
 
-    /// What the bands divide evenly: prompt tokens or requests.
+    /// What the bands divide, each roleset by its prefill pods: prompt tokens or requests.
     bucket_serve_mode: BucketServeMode = BucketServeMode::Throughput;
     "bucketServeMode", choice::<BucketServeMode>(), Filter, env "AIBRIX_BUCKET_SERVE_MODE", profile "bucketServeMode";
 
@@ -163,6 +163,23 @@ knobs! {
     /// Most outstanding decode requests per pod; 0 = no limit.
     max_decode_per_pod: u64 = 0;
     "maxDecodePerPod", integer(0, 1_000_000), Filter, profile "pd.maxDecodePerPod";
+
+    // Ejection.
+    /// Failures in a row after which a pod or a pair is left alone for a while; 0 = never. Refused or cut connections, timeouts and 5xx count; 429, 503 and other 4xx do not.
+    eject_after_failures: u64 = 5;
+    "ejectAfterFailures", integer(0, 1000), Filter;
+
+    /// Time of a first ejection; doubled with each further one.
+    eject_time_ms: u64 = 10_000;
+    "ejectTime", TIMER, Filter;
+
+    /// Longest time of an ejection, and the time without one after which it starts small again.
+    eject_time_max_ms: u64 = 300_000;
+    "ejectTimeMax", TIMER, Filter;
+
+    /// Share of a model's pairs that may be ejected at a time, in percent; never the last one.
+    eject_max_percent: u64 = 50;
+    "ejectMaxPercent", integer(0, 100), Filter;
 
     // Choosing a prefill pod.
     /// How prefill pods are scored.

@@ -381,7 +381,7 @@ fn overrides_of_another_version_are_left_out() {
 }
 
 #[test]
-fn bucketing_is_switched_off_by_a_profile_but_not_on() {
+fn bucketing_and_adaptive_buckets_are_switched_off_by_a_profile_but_not_on() {
     let on = overrides(&[
         ("promptLengthBucketing", Value::Bool(true)),
         ("bucketServe", Value::Bool(true)),
@@ -396,6 +396,11 @@ fn bucketing_is_switched_off_by_a_profile_but_not_on() {
     assert_eq!(without.with(&on), without);
     assert_eq!(with.with(&off), without);
     assert_eq!(with.with(&on), with);
+    let buckets_only = Knobs {
+        bucket_serve: false,
+        ..with
+    };
+    assert_eq!(buckets_only.with(&on), buckets_only);
 }
 
 #[test]

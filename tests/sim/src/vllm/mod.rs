@@ -6,7 +6,6 @@
 
 mod error;
 mod fields;
-mod kv;
 mod metrics;
 mod prepare;
 mod pull;
@@ -15,29 +14,32 @@ mod run;
 mod settle;
 mod shape;
 mod stream;
-mod strike;
 mod transfer;
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use hyper::header::{ALLOW, CONTENT_ENCODING, HeaderValue, SERVER, VARY};
+use hyper::header::{CONTENT_ENCODING, HeaderValue, SERVER, VARY};
 use hyper::http::request::Parts;
 use hyper::{Method, Response, StatusCode};
 use serde_json::json as value;
 use tokio::sync::Semaphore;
 
 use self::error::Refusal;
-use self::kv::KvCache;
 use self::metrics::{Gauges, Meters};
-use self::pull::{Caller, Duty, Reason};
+use self::pull::{Duty, Reason};
 use self::request::{Job, Route};
 use self::run::Run;
 use self::transfer::Transfer;
+use crate::channel::Channel;
 use crate::core::{Core, Count, unix_ms};
-use crate::engine::{Exchange, KvState};
+use crate::delivery::Delivery;
+use crate::engine::Exchange;
 use crate::fault::On;
 use crate::flight::Flight;
-use crate::reply::{Reply, json, json_of, respond};
+use crate::kv::KvCache;
+use crate::reply::{Reply, json_of, not_found, respond, wrong_method};
+use crate::state::{Held, KvState};
+use crate::strike::strike;
 
 const METRICS_TYPE: &str = "text/plain; version=1.0.0; charset=utf-8";
 
@@ -53,7 +55,7 @@ pub(crate) struct Vllm {
     engine_id: RwLock<Arc<str>>,
     advertised_host: String,
     side_channel_port: u16,
-    caller: Caller,
+    channel: Channel,
     slots: Option<Arc<Semaphore>>,
 }
 
@@ -88,7 +90,7 @@ impl Vllm {
             engine_id: RwLock::new(new_engine_id()),
             advertised_host: advertised.to_owned(),
             side_channel_port,
-            caller: pull::caller(),
+            channel: Channel::new(),
             slots: (slots > 0).then(|| Arc::new(Semaphore::new(slots))),
             core: Arc::clone(core),
         })
@@ -188,11 +190,17 @@ impl Vllm {
         response
     }
 
+    fn held(&self) -> Held {
+        self.core.held(self.kv.usage().0, 0)
+    }
+
     fn note(&self, exchange: Exchange) {
         let Exchange {
             parts, body, peer, ..
         } = exchange;
-        self.core.journal.note(parts, &body, peer, None);
+        self.core
+            .journal
+            .note(parts, &body, peer, None, || self.held());
     }
 
     /// Everything but generation.
@@ -213,7 +221,7 @@ impl Vllm {
             "/load" => |_| json_of(StatusCode::OK, &value!({ "server_load": 0 })),
             _ => {
                 self.note(exchange);
-                return json(StatusCode::NOT_FOUND, r#"{"detail":"Not Found"}"#);
+                return not_found();
             }
         };
         if !get {
@@ -224,7 +232,10 @@ impl Vllm {
             // Polled all the time, so kept out of the log.
             let fault = self.core.faults.draw(On::Scrape);
             if let Some(fault) = fault
-                && let Some(answer) = self.strike(&fault, &exchange.link, None).await
+                && let Some(answer) = strike(&self.core, &fault, &exchange.link, |status| {
+                    injected(status, None)
+                })
+                .await
             {
                 return answer;
             }
@@ -279,11 +290,12 @@ impl Vllm {
             Transfer::Produce => On::Prefill,
             _ => On::Decode,
         });
-        core.journal.note(parts, &body, peer, leg);
+        core.journal.note(parts, &body, peer, leg, || self.held());
         drop(body);
         let fault = core.faults.draw(leg.unwrap_or(On::Decode));
         if let Some(fault) = &fault
-            && let Some(answer) = self.strike(fault, &link, Some(route)).await
+            && let Some(answer) =
+                strike(core, fault, &link, |status| injected(status, Some(route))).await
         {
             flight.land();
             return answer;
@@ -312,9 +324,18 @@ impl Vllm {
             flight.land();
             return Refusal::busy().respond(Some(route));
         }
-        let run = Run::new(self, job, flight, duty, link, fault);
-        run.respond().await
+        let delivery = Delivery {
+            flight,
+            link,
+            fault,
+        };
+        Run::new(self, job, delivery, duty).respond().await
     }
+}
+
+/// The answer of an injected status.
+fn injected(status: StatusCode, route: Option<Route>) -> Response<Reply> {
+    Refusal::other(status, "InternalServerError", "Injected.").respond(route)
 }
 
 fn new_engine_id() -> Arc<str> {
@@ -326,12 +347,4 @@ fn read(route: Route, parts: &Parts, body: &[u8], core: &Core) -> Result<Job, Re
         return Err(Refusal::schema("body", "JSON decode error"));
     }
     Job::read(route, &parts.headers, body, &core.words)
-}
-
-fn wrong_method(allowed: &'static str) -> Response<Reply> {
-    let status = StatusCode::METHOD_NOT_ALLOWED;
-    let mut response = json(status, r#"{"detail":"Method Not Allowed"}"#);
-    let headers = response.headers_mut();
-    headers.insert(ALLOW, HeaderValue::from_static(allowed));
-    response
 }

@@ -6,12 +6,12 @@ use std::time::Instant;
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::Vllm;
-use super::kv::{Allocation, Content};
 use super::pull::{PullError, Reason};
 use super::run::Run;
-use super::strike::stall;
 use super::transfer::{Fatal, Source, Transfer};
 use crate::config::LoadFailure;
+use crate::kv::{Allocation, Content};
+use crate::strike::stall;
 
 /// The prompt's KV is there.
 pub(super) struct Ready {
@@ -48,9 +48,9 @@ impl Run {
         let allocation = match engine.kv.try_allocate(all, hash) {
             Some(allocation) => allocation,
             None => {
-                self.flight.wait(true);
+                self.delivery.flight.wait(true);
                 let allocation = engine.kv.allocate(all, hash).await;
-                self.flight.wait(false);
+                self.delivery.flight.wait(false);
                 allocation
             }
         };
@@ -67,10 +67,7 @@ impl Run {
             _ => None,
         };
         if pulled.is_none() {
-            let time = engine.core.pace().prefill(self.job.prompt.bytes);
-            if !time.is_zero() {
-                tokio::time::sleep(time).await;
-            }
+            engine.core.compute(self.job.prompt.bytes).await;
         }
         Ok(Ready {
             allocation,
@@ -86,7 +83,7 @@ impl Run {
         if let Ok(slot) = Arc::clone(&slots).try_acquire_owned() {
             return Some(slot);
         }
-        self.flight.wait(true);
+        self.delivery.flight.wait(true);
         let mut turn = std::pin::pin!(slots.acquire_owned());
         // vLLM renews six times per lease.
         let beat = self.engine.core.pace().lease() / 6;
@@ -101,7 +98,7 @@ impl Run {
                 }
             }
         };
-        self.flight.wait(false);
+        self.delivery.flight.wait(false);
         slot
     }
 

@@ -1,33 +1,19 @@
 //! The side channel: a decode engine asks the prefill engine for the KV a request names.
-//!
-//! The real one is ZMQ plus RDMA reads between engines and no business of a router; here it is a
-//! small HTTP call to the prefill engine's side-channel port.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full, Limited};
-use hyper::header::CONTENT_TYPE;
-use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper::{Response, StatusCode};
 use serde::{Deserialize, Serialize};
 
 use super::Vllm;
-use super::kv::{Claim, Content};
 use super::transfer::Source;
+use crate::channel::CallError;
+use crate::kv::{Claim, Content};
 use crate::reply::{Reply, json_of};
 
 const TAKE: &str = "/sim/side-channel/take";
 const RENEW: &str = "/sim/side-channel/renew";
-
-/// vLLM gives a handshake this long.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-
-/// The client of an engine.
-pub(super) type Caller = Client<HttpConnector, Full<Bytes>>;
 
 /// Why KV is claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,13 +57,13 @@ pub(super) struct Duty {
     source: Option<Source>,
 }
 
-pub(super) fn caller() -> Caller {
-    let mut connector = HttpConnector::new();
-    connector.set_nodelay(true);
-    connector.set_connect_timeout(Some(CONNECT_LIMIT));
-    Client::builder(TokioExecutor::new())
-        .pool_timer(TokioTimer::new())
-        .build(connector)
+impl From<CallError> for PullError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Unreachable => Self::Unreachable,
+            CallError::Broken => Self::Broken,
+        }
+    }
 }
 
 impl Vllm {
@@ -113,32 +99,8 @@ impl Vllm {
             blocks: source.blocks.clone(),
             reason,
         };
-        let body = serde_json::to_vec(&take).map_err(|_| PullError::Broken)?;
-        let host = &source.host;
-        let colon = host.contains(':') && !host.starts_with('[');
-        let authority = if colon {
-            format!("[{host}]")
-        } else {
-            host.clone()
-        };
-        let request = Request::builder()
-            .method(Method::POST)
-            .uri(format!("http://{authority}:{}{path}", source.port))
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::from(body))
-            // Not a host name at all.
-            .map_err(|_| PullError::Unreachable)?;
-        let response = self.caller.request(request).await.map_err(|error| {
-            if error.is_connect() {
-                PullError::Unreachable
-            } else {
-                PullError::Broken
-            }
-        })?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), 64 << 10);
-        let body = body.collect().await.map_err(|_| PullError::Broken)?;
-        Ok((status, body.to_bytes()))
+        let answer = self.channel.call(&source.host, source.port, path, &take);
+        Ok(answer.await?)
     }
 
     /// Answers the side channel.

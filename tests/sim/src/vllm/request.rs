@@ -4,7 +4,6 @@
 
 use hyper::HeaderMap;
 use hyper::header::CONTENT_TYPE;
-use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::error::Refusal;
@@ -12,7 +11,7 @@ use super::fields::{Fields, boolean, integer, number, present, stream_options, s
 use super::transfer::{self, Transfer};
 use crate::config::EngineConfig;
 use crate::core::Words;
-use crate::identity::prompt_hash;
+use crate::prompt::Prompt;
 
 /// Choices of one request; more are refused.
 const MOST_CHOICES: i64 = 128;
@@ -45,17 +44,6 @@ pub(super) struct Job {
     temperature: Option<f64>,
     min_tokens: Option<i64>,
     asked_tokens: Option<i64>,
-}
-
-/// What is known of a prompt without reading it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Prompt {
-    pub(super) hash: u64,
-    pub(super) bytes: usize,
-    /// A token per four bytes, at least four.
-    pub(super) tokens: u32,
-    /// Prompts in a list.
-    pub(super) count: u32,
 }
 
 // === impl Route ===
@@ -122,7 +110,7 @@ impl Job {
             Route::Completions => ("prompt", fields.prompt),
             Route::Responses => ("input", fields.input),
         };
-        let prompt = Prompt::read(name, present(prompt))?;
+        let prompt = read_prompt(name, present(prompt))?;
         let stream = boolean("stream", fields.stream)?.unwrap_or(false);
         let include_usage = stream_options(fields.stream_options, stream)?;
         let cap = |field, raw| integer(field, raw);
@@ -222,53 +210,14 @@ impl Job {
     }
 }
 
-// === impl Prompt ===
-
-impl Prompt {
-    fn read(name: &str, raw: Option<&RawValue>) -> Result<Self, Refusal> {
-        let param = || format!("body.{name}");
-        let Some(raw) = raw else {
-            return Err(Refusal::schema(param(), "Field required"));
-        };
-        let text = raw.get();
-        let list = text.starts_with('[');
-        if !list && (name == "messages" || !text.starts_with('"')) {
-            return Err(Refusal::schema(param(), "Input should be a valid list"));
-        }
-        let inner = text.get(1..).unwrap_or_default().trim_start();
-        // A list of strings or of token lists is several prompts; a list of numbers is one.
-        let several = name == "prompt" && list && inner.starts_with(['"', '[']);
-        let count = if several {
-            serde_json::from_str::<Vec<IgnoredAny>>(text).map_or(1, |all| all.len())
-        } else {
-            1
-        };
-        let count = u32::try_from(count).unwrap_or(u32::MAX).max(1);
-        let each = text.len().div_ceil(count as usize);
-        Ok(Self {
-            hash: prompt_hash(text.as_bytes()),
-            bytes: text.len(),
-            tokens: u32::try_from(each.div_ceil(4)).unwrap_or(u32::MAX).max(4),
-            count,
-        })
+fn read_prompt(name: &str, raw: Option<&RawValue>) -> Result<Prompt, Refusal> {
+    let param = || format!("body.{name}");
+    let Some(raw) = raw else {
+        return Err(Refusal::schema(param(), "Field required"));
+    };
+    let text = raw.get();
+    if !text.starts_with('[') && (name == "messages" || !text.starts_with('"')) {
+        return Err(Refusal::schema(param(), "Input should be a valid list"));
     }
-
-    /// The token ids of this prompt: the hash in four, then filler. A decode engine given these
-    /// knows the prompt without its text.
-    pub(super) fn token_ids(&self) -> Vec<u32> {
-        let hash = (0..4u32).map(|part| ((self.hash >> (16 * part)) & 0xffff) as u32);
-        let filler = (4..self.tokens).map(|at| 100 + at % 1000);
-        hash.chain(filler).collect()
-    }
-
-    /// The prompt of such token ids.
-    pub(super) fn from_token_ids(ids: &[u32]) -> Self {
-        let hash = ids.iter().take(4).rev();
-        Self {
-            hash: hash.fold(0, |hash, id| (hash << 16) | u64::from(*id & 0xffff)),
-            bytes: ids.len().saturating_mul(4),
-            tokens: u32::try_from(ids.len()).unwrap_or(u32::MAX).max(1),
-            count: 1,
-        }
-    }
+    Ok(Prompt::measure(text, name == "prompt"))
 }

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use hyper::header::{CONTENT_LENGTH, HeaderValue};
-use hyper::{Response, StatusCode};
+use hyper::Response;
 
 use super::Vllm;
 use super::error::{INTERNAL, Refusal};
@@ -15,16 +13,12 @@ use super::pull::Duty;
 use super::request::Job;
 use super::shape::{self, Answer};
 use super::stream::Events;
-use super::strike::stall;
 use super::transfer::{Fatal, Transfer};
 use crate::core::{Core, unix_ms};
-use crate::fault::FaultKind;
-use crate::flight::Flight;
+use crate::delivery::{Delivery, event_stream, word};
 use crate::identity::Identity;
-use crate::reply::{Reply, Sink, json, respond};
-use crate::server::Link;
-
-const STREAM_TYPE: &str = "text/event-stream; charset=utf-8";
+use crate::reply::{Reply, Sink};
+use crate::strike::stall;
 
 /// Time a 500 gets to reach its client before the engine dies.
 const LAST_WORDS: Duration = Duration::from_millis(30);
@@ -33,10 +27,8 @@ const LAST_WORDS: Duration = Duration::from_millis(30);
 pub(super) struct Run {
     pub(super) engine: Arc<Vllm>,
     pub(super) job: Job,
-    pub(super) flight: Flight,
+    pub(super) delivery: Delivery,
     pub(super) duty: Duty,
-    link: Arc<Link>,
-    pub(super) fault: Option<FaultKind>,
     pub(super) arrived: Instant,
     pub(super) tokens: u32,
     pub(super) finish: Finish,
@@ -54,14 +46,7 @@ impl Drop for DoomedBy {
 // === impl Run ===
 
 impl Run {
-    pub(super) fn new(
-        engine: &Arc<Vllm>,
-        job: Job,
-        flight: Flight,
-        duty: Duty,
-        link: Arc<Link>,
-        fault: Option<FaultKind>,
-    ) -> Self {
+    pub(super) fn new(engine: &Arc<Vllm>, job: Job, delivery: Delivery, duty: Duty) -> Self {
         let pace = engine.core.pace();
         let tokens = job
             .max_tokens
@@ -74,10 +59,8 @@ impl Run {
         Self {
             engine: Arc::clone(engine),
             job,
-            flight,
+            delivery,
             duty,
-            link,
-            fault,
             arrived: Instant::now(),
             tokens: tokens.max(1),
             finish,
@@ -88,10 +71,7 @@ impl Run {
     pub(super) async fn respond(self) -> Response<Reply> {
         if self.job.stream {
             let events = Events::new(&self.job, self.engine.core.config.model.clone());
-            let mut response = respond(StatusCode::OK, STREAM_TYPE, "");
-            response.headers_mut().remove(CONTENT_LENGTH);
-            *response.body_mut() = Reply::feed(|sink| self.stream(sink, events));
-            response
+            event_stream(Reply::feed(|sink| self.stream(sink, events)))
         } else {
             self.whole().await
         }
@@ -109,56 +89,7 @@ impl Run {
         }
         let text = self.text(&ready);
         let body = self.conclude(ready, &text);
-        self.deliver(body).await
-    }
-
-    /// Answers in one piece, with what a fault makes of it.
-    async fn deliver(mut self, mut body: String) -> Response<Reply> {
-        match &self.fault {
-            Some(FaultKind::ResetBeforeHeaders { how, after_ms, .. }) => {
-                stall(Some(*after_ms)).await;
-                self.link.cut(*how);
-                return std::future::pending().await;
-            }
-            Some(FaultKind::StallBeforeHeaders { ms, .. }) => stall(*ms).await,
-            Some(FaultKind::BadJson) => body.truncate(half(&body)),
-            Some(
-                FaultKind::StallMidStream { .. }
-                | FaultKind::ResetMidStream { .. }
-                | FaultKind::ErrorMidStream { .. },
-            ) => return self.deliver_half(body),
-            _ => {}
-        }
-        self.flight.land();
-        json(StatusCode::OK, body)
-    }
-
-    fn deliver_half(mut self, body: String) -> Response<Reply> {
-        let mut response = json(StatusCode::OK, "");
-        response
-            .headers_mut()
-            .insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-        let mut first = Bytes::from(body);
-        let second = first.split_off(first.len() / 2);
-        *response.body_mut() = Reply::feed(|mut sink| async move {
-            sink.send(first).await;
-            self.interrupt().await;
-            sink.send(second).await;
-            self.flight.land();
-        });
-        response
-    }
-
-    /// The mid-stream part of a fault. Returns when the body goes on.
-    async fn interrupt(&self) {
-        match &self.fault {
-            Some(FaultKind::ResetMidStream { how, .. }) => {
-                self.link.cut(*how);
-                std::future::pending().await
-            }
-            Some(FaultKind::StallMidStream { ms, .. }) => stall(*ms).await,
-            _ => {}
-        }
+        self.delivery.whole(body).await
     }
 
     async fn fail(mut self, failure: Failure) -> Response<Reply> {
@@ -175,7 +106,7 @@ impl Run {
             }
             Failure::Fatal(Fatal::Hang(cause)) => self.hang(cause).await,
         }
-        self.flight.land();
+        self.delivery.flight.land();
         response
     }
 
@@ -202,7 +133,7 @@ impl Run {
                     tokio::time::sleep(LAST_WORDS).await;
                     drop(DoomedBy(Arc::clone(&self.engine.core), cause));
                 }
-                self.flight.land();
+                self.delivery.flight.land();
                 return;
             }
         };
@@ -216,27 +147,26 @@ impl Run {
             let text = if at == 0 { identity.clone() } else { word(at) };
             let finish = (at.saturating_add(1) == self.tokens).then_some(self.finish);
             for choice in 0..self.job.sequences() {
-                if self.breaks_after(sent) {
-                    if matches!(self.fault, Some(FaultKind::ErrorMidStream { .. })) {
+                if self.delivery.breaks_after(sent) {
+                    if self.delivery.errs() {
                         sink.send(format!("data: {INTERNAL}\n\ndata: [DONE]\n\n"))
                             .await;
                         self.engine.meters.failed();
-                        self.flight.land();
+                        self.delivery.flight.land();
                         return;
                     }
-                    self.interrupt().await;
+                    self.delivery.interrupt().await;
                 }
                 let mut event = events.content(&text, choice, finish);
-                if sent == 0 && matches!(self.fault, Some(FaultKind::BadJson)) {
-                    event.truncate(half(&event));
-                    event.push_str("\n\n");
+                if sent == 0 {
+                    event = self.delivery.first_chunk(event);
                 }
                 sink.send(event).await;
                 sent = sent.saturating_add(1);
             }
         }
-        if self.breaks_after(sent) {
-            self.interrupt().await;
+        if self.delivery.breaks_after(sent) {
+            self.delivery.interrupt().await;
         }
         let cached = self.cached_tokens();
         let completion = self.tokens.saturating_mul(self.job.sequences());
@@ -245,18 +175,7 @@ impl Run {
         self.settle(ready);
         sink.send(events.closing(&self.job, prompt, completion, cached, self.finish))
             .await;
-        self.flight.land();
-    }
-
-    fn breaks_after(&self, chunks: u32) -> bool {
-        matches!(
-            self.fault,
-            Some(
-                FaultKind::StallMidStream { after_chunks, .. }
-                | FaultKind::ResetMidStream { after_chunks, .. }
-                | FaultKind::ErrorMidStream { after_chunks }
-            ) if after_chunks == chunks
-        )
+        self.delivery.flight.land();
     }
 
     fn identity(&self, ready: &Ready) -> Identity {
@@ -294,7 +213,7 @@ impl Run {
         let produced = self.job.transfer == Transfer::Produce;
         let computed = ready.pulled.is_none();
         let kv = self.settle(ready);
-        let kv = self.distort(kv);
+        let kv = self.delivery.distort(kv);
         let prompt = self.prompt_tokens();
         let completion = self.tokens.saturating_mul(self.job.sequences());
         let block = self.engine.core.config.block_size;
@@ -319,18 +238,4 @@ impl Run {
             kv: if produced { kv.as_deref() } else { None },
         })
     }
-}
-
-/// The text of a token after the first.
-fn word(at: u32) -> String {
-    format!(" t{}", at.saturating_add(1))
-}
-
-/// A cut in the middle that is no character's.
-fn half(text: &str) -> usize {
-    let mut at = text.len() / 2;
-    while !text.is_char_boundary(at) {
-        at = at.saturating_sub(1);
-    }
-    at
 }

@@ -1,14 +1,11 @@
 //! After the last token: counting, and KV put under lease for a decode engine.
 
-use serde_json::Value;
-
-use super::kv::Allocation;
 use super::metrics::{Origin, Timings};
 use super::prepare::Ready;
 use super::request::Route;
 use super::run::Run;
 use super::transfer::{Offer, Transfer};
-use crate::fault::FaultKind;
+use crate::kv::Allocation;
 
 impl Run {
     /// Counts a finished request; KV for a decode engine is put under lease. Returns the
@@ -83,25 +80,5 @@ impl Run {
             engine.kv.hold(&id, part, pace.lease());
         }
         offered
-    }
-
-    /// The hand-over parameters as a fault has them.
-    pub(super) fn distort(&self, kv: Option<String>) -> Option<String> {
-        match &self.fault {
-            Some(FaultKind::NoKvParams) => None,
-            Some(FaultKind::KvParams { merge, remove }) => {
-                let mut value: Value = serde_json::from_str(&kv?).unwrap_or_default();
-                if let Some(members) = value.as_object_mut() {
-                    for (name, new) in merge {
-                        members.insert(name.clone(), new.clone());
-                    }
-                    for name in remove {
-                        members.remove(name);
-                    }
-                }
-                Some(value.to_string())
-            }
-            _ => kv,
-        }
     }
 }

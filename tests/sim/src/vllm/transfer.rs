@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::error::Refusal;
-use super::request::Prompt;
+use crate::prompt::Prompt;
 
 /// What is to be done with the KV of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

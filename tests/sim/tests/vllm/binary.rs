@@ -82,20 +82,24 @@ async fn one_process_serves_the_engines_of_a_file_and_logs_what_arrives() {
 
 #[tokio::test]
 async fn mistakes_in_the_arguments_exit_with_2() {
-    let cases: [&[&str]; 4] = [
-        &["--engine", "sglang"],
-        &["--engine", "trtllm"],
-        &["--tokens", "0"],
-        &["--spec", "/nonexistent/spec.json"],
+    let cases: [(&[&str], &str); 4] = [
+        (&["--engine", "llama"], "llama"),
+        (
+            &["--engine", "sglang", "--dp-size", "0"],
+            "dp_size is out of range",
+        ),
+        (&["--tokens", "0"], "tokens is out of range"),
+        (
+            &["--spec", "/nonexistent/spec.json"],
+            "/nonexistent/spec.json",
+        ),
     ];
-    for arguments in cases {
+    for (arguments, cause) in cases {
         let run = program().args(arguments).output();
         let output = timeout(PATIENCE, run).await.unwrap().unwrap();
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         let told = String::from_utf8(output.stderr).unwrap();
-        if arguments[0] == "--engine" {
-            assert!(told.contains("only vllm is"), "{told}");
-        }
+        assert!(told.contains(cause), "{told}");
         assert!(output.stdout.is_empty());
     }
 }

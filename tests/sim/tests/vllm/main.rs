@@ -8,6 +8,9 @@
     clippy::indexing_slicing
 )]
 
+#[allow(dead_code, reason = "each engine's tests use a part of it")]
+mod wire;
+
 mod binary;
 mod client;
 mod connection;

@@ -121,10 +121,16 @@ fn get_shared_data(
 ) -> Done {
     let key = memory::read_text(guest, key, len)?;
     let host = guest.data();
-    let mut world = host.world.borrow_mut();
-    world.shared.counts.gets += 1;
-    let found = world.shared.get(&host.vm_id, &key);
+    let world = host.world.borrow();
+    let mut shared = world.shared.lock();
+    shared.counts.gets += 1;
+    let found = shared.get(&host.vm_id, &key);
+    let crowded = shared.crowded;
+    drop(shared);
     drop(world);
+    if crowded {
+        std::thread::yield_now();
+    }
     let (value, number) = found?;
     memory::give(guest, ptr, size, &value)?;
     memory::write_u32(guest, cas, number)
@@ -142,8 +148,9 @@ fn set_shared_data(
     let value = memory::read(guest, value, value_len)?;
     let host = guest.data();
     host.world
-        .borrow_mut()
+        .borrow()
         .shared
+        .lock()
         .set_raced(&host.vm_id, &key, &value, cas)
 }
 

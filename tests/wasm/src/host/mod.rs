@@ -23,7 +23,7 @@ use calls::{Calls, Reply};
 use clock::Clock;
 use headers::HeaderMap;
 use meters::{Defined, Meters};
-use shared::{SharedData, SharedQueues};
+use shared::{SharedQueues, SharedStore};
 use stream::{Side, Stream};
 
 /// Index of a VM in its gateway; never reused.
@@ -117,7 +117,7 @@ pub(crate) struct Forwarded {
 /// State of the process: shared by every VM of a gateway.
 pub(crate) struct World {
     pub(crate) clock: Clock,
-    pub(crate) shared: SharedData,
+    pub(crate) shared: SharedStore,
     pub(crate) queues: SharedQueues,
     pub(crate) meters: Meters,
     pub(crate) calls: Calls,

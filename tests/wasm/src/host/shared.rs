@@ -2,6 +2,7 @@
 //! `shared_queue.cc`): one space per `vm_id`, surviving every VM.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Status, VmKey};
 
@@ -12,9 +13,16 @@ pub struct SharedData {
     last_cas: u32,
     races: u32,
     intruder: Option<(String, Vec<u8>)>,
+    /// After each read the thread gives way, so that others may write before its guest does.
+    pub crowded: bool,
     /// Reads, writes and refused writes so far, for tests of what an operation costs.
     pub counts: Counts,
 }
+
+/// The store of a process: gateways that are given the same one are workers of one process, each
+/// on a thread of its own.
+#[derive(Clone, Default)]
+pub struct SharedStore(Arc<Mutex<SharedData>>);
 
 /// How often guests used the store.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +47,15 @@ pub(crate) struct SharedQueues {
     queues: BTreeMap<u32, Queue>,
     /// One entry per enqueue, not yet delivered: (VM, root context, token).
     pub(crate) notices: VecDeque<(VmKey, u32, u32)>,
+}
+
+// === impl SharedStore ===
+
+impl SharedStore {
+    /// The data, for as long as the guard lives.
+    pub fn lock(&self) -> MutexGuard<'_, SharedData> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 // === impl SharedData ===

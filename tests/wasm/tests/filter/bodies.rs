@@ -133,7 +133,7 @@ fn a_ten_megabyte_prompt_goes_through_and_one_over_the_limit_is_a_413() {
     let over = Exchange::post("/v1/completions", body(13 << 20)).chunked(1 << 20);
     gateway.run(over).expect(413);
     assert_quiet(&mut gateway, 1);
-    assert_eq!(crate::stand::endings(&gateway), 2);
+    assert_eq!(crate::stand::endings(&mut gateway), 2);
 }
 
 #[test]
@@ -254,7 +254,7 @@ fn an_unusable_hand_over_is_not_passed_on() {
         finish(&mut gateway, flight);
     }
     assert_eq!(
-        crate::stand::total(&gateway, "gateway_pd_hand_over_unusable_total"),
+        crate::stand::total(&mut gateway, "gateway_pd_hand_over_unusable_total"),
         4
     );
     assert_quiet(&mut gateway, 1);

@@ -1,8 +1,8 @@
 //! Every way a request can end counts one ending and leaves nothing behind.
 
 use crate::stand::{
-    ERROR, ROLE, TOKEN, assert_quiet, bare, chat, decoding, endings, engine_error, finish, healthy,
-    last_pending, one_pair, prefilled, stream_headers,
+    ERROR, ROLE, TOKEN, assert_quiet, bare, chat, counter, decoding, endings, engine_error, finish,
+    healthy, last_pending, one_pair, prefilled, stream_headers,
 };
 use pd_wasm_tests::{Ending, Exchange, Gateway, Script};
 
@@ -120,14 +120,14 @@ fn each_way_counts_one_ending_under_its_own_label() {
     for (name, way, label) in WAYS {
         let mut gateway = one_pair("");
         way(&mut gateway);
-        let counter = format!("gateway_request_model_{label}");
+        let name_of_counter = format!("gateway_request_model_{label}");
         assert_eq!(
-            gateway.meters().counter(&counter),
+            counter(&mut gateway, &name_of_counter),
             1,
             "{name}: {:#?}",
             gateway.meters().names()
         );
-        assert_eq!(endings(&gateway), 1, "{name}");
+        assert_eq!(endings(&mut gateway), 1, "{name}");
         assert_quiet(&mut gateway, 1);
     }
 }
@@ -140,7 +140,7 @@ fn a_stream_broken_by_its_engine_counts_once() {
     gateway.respond_data(flight, format!("{ROLE}{TOKEN}").as_bytes(), false);
     gateway.respond_reset(flight);
     assert_eq!(gateway.outcome(flight).ending, Ending::Reset);
-    assert_eq!(endings(&gateway), 1);
+    assert_eq!(endings(&mut gateway), 1);
     assert_quiet(&mut gateway, 1);
 }
 
@@ -163,7 +163,7 @@ fn two_thousand_requests_leave_no_memory_and_no_flow_behind() {
     }
     assert_eq!(gateway.memory_pages(0), pages);
     assert_eq!(gateway.live_streams(0), 0);
-    assert_eq!(endings(&gateway), 2000);
+    assert_eq!(endings(&mut gateway), 2000);
     gateway.advance(1000);
     assert_quiet(&mut gateway, 1);
 }

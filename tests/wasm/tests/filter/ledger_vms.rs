@@ -20,6 +20,8 @@ fn one_each(gateway: &mut Gateway, workers: usize) -> Vec<pd_wasm_tests::Flight>
 fn every_worker_sees_what_the_others_have_charged() {
     let mut gateway = bare(3, "");
     let flights = one_each(&mut gateway, 3);
+    // A charge is seen at once, what becomes of it at the next tick.
+    gateway.advance(100);
     let body = crate::stand::chat_body(true).len() as u64;
     let all = Charged {
         kv_tokens: 3 * (3500 + body / 4),
@@ -140,7 +142,7 @@ fn a_vm_that_was_taken_for_dead_publishes_again_and_ends_at_zero() {
         gateway.outcome(flight).expect(200);
     }
     assert_quiet(&mut gateway, 2);
-    assert_eq!(endings(&gateway), 2);
+    assert_eq!(endings(&mut gateway), 2);
 }
 
 #[test]

@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests")]
 
 mod abi;
+mod bands;
 mod bodies;
 mod configure;
+mod ejection;
 mod endings;
 mod faults;
 mod ledger_vms;
@@ -13,8 +15,11 @@ mod orphan;
 mod reload;
 mod retry;
 mod schedules;
+mod sessions;
 mod snapshot;
+mod spread;
 mod stand;
+mod strategies;
 mod streaming;
 mod upgrade;
 mod watchdog;

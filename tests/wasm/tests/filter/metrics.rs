@@ -17,6 +17,8 @@ fn names_and_labels_are_these() {
     gateway
         .run(Exchange::post("/v1/chat/completions", "{"))
         .expect(400);
+    // Two workers, each with a tick of its own.
+    gateway.advance(200);
     let meters = gateway.meters();
     assert_eq!(
         meters.names(),
@@ -25,6 +27,7 @@ fn names_and_labels_are_these() {
             "gateway_request_model_fail_total{model=,status=bad_request,status_code=400}",
             "gateway_request_model_fail_total{model=,status=model_not_found,status_code=404}",
             "gateway_request_model_success_total{model=m,status=gateway_request_success,status_code=200}",
+            "pd_topology_age_seconds",
         ]
     );
     assert_eq!(meters.counter(&meters.names()[3]), 2);
@@ -55,7 +58,10 @@ fn a_retry_counts_one_failed_leg_and_one_ending() {
     let call = last_pending(&gateway);
     gateway.answer(call.id, prefilled());
     crate::stand::finish(&mut gateway, flight);
-    assert_eq!(total(&gateway, "gateway_prefill_request_fail_total"), 1);
-    assert_eq!(total(&gateway, "gateway_prefill_request_success_total"), 1);
-    assert_eq!(endings(&gateway), 1);
+    assert_eq!(total(&mut gateway, "gateway_prefill_request_fail_total"), 1);
+    assert_eq!(
+        total(&mut gateway, "gateway_prefill_request_success_total"),
+        1
+    );
+    assert_eq!(endings(&mut gateway), 1);
 }

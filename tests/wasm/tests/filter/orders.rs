@@ -142,7 +142,7 @@ fn explore(plugin: &str, exchange: &Exchange, depth: usize) -> u64 {
     let mut sequences = 0;
     let mut open: Vec<Vec<Event>> = vec![Vec::new()];
     while let Some(prefix) = open.pop() {
-        let before = endings(&gateway);
+        let before = endings(&mut gateway);
         let mut run = Run::start(&mut gateway, exchange.clone());
         for event in &prefix {
             run.apply(&mut gateway, *event);
@@ -156,7 +156,7 @@ fn explore(plugin: &str, exchange: &Exchange, depth: usize) -> u64 {
         run.end(&mut gateway);
         let faults = gateway.take_faults();
         assert!(faults.is_empty(), "{prefix:?}: {faults:?}");
-        assert_eq!(endings(&gateway) - before, 1, "{prefix:?}");
+        assert_eq!(endings(&mut gateway) - before, 1, "{prefix:?}");
         let held = crate::stand::charged(&mut gateway);
         assert_eq!(held, Default::default(), "{prefix:?}");
         sequences += 1;

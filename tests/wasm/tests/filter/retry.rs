@@ -1,7 +1,7 @@
 //! Prefill failures: retried once on another roleset, then the fallback, then the right answer.
 
 use crate::stand::{
-    P0, P1, assert_quiet, bare, chat, decoding, endings, engine_error, finish, healthy,
+    P0, P1, assert_quiet, bare, chat, counter, decoding, endings, engine_error, finish, healthy,
     last_pending, one_pair, prefill_ok, push, target, total, with_combined,
 };
 use pd_wasm_tests::{CallId, Gateway, Script};
@@ -50,17 +50,17 @@ fn a_failed_prefill_is_sent_again_to_the_other_roleset() {
             outcome.expect(200).header("request-id"),
             second.header("x-request-id")
         );
-        assert_eq!(total(&gateway, "gateway_pd_prefill_retry_total"), 1);
+        assert_eq!(total(&mut gateway, "gateway_pd_prefill_retry_total"), 1);
         let failure = format!(
             "gateway_pd_prefill_failure_total{{model=m,class={class},stage=before_response}}"
         );
         assert_eq!(
-            gateway.meters().counter(&failure),
+            counter(&mut gateway, &failure),
             1,
             "{:#?}",
             gateway.meters().names()
         );
-        assert_eq!(endings(&gateway), 1);
+        assert_eq!(endings(&mut gateway), 1);
         assert_quiet(&mut gateway, 1);
     }
 }
@@ -79,7 +79,7 @@ fn when_every_roleset_failed_the_answer_is_a_503_with_the_marker() {
         assert!(outcome.json()["error"]["message"].is_string());
         assert!(outcome.upstream.is_none());
         assert_eq!(outcome.calls.len(), 2);
-        assert_eq!(endings(&gateway), 1);
+        assert_eq!(endings(&mut gateway), 1);
         assert_quiet(&mut gateway, 1);
     }
 }
@@ -157,7 +157,7 @@ fn a_silent_prefill_is_given_up_in_time_and_the_last_answer_is_a_504() {
     assert_eq!(outcome.calls.len(), 2);
     assert_ne!(target(&outcome.calls[0]), target(&outcome.calls[1]));
     gateway.advance(10_000);
-    assert_eq!(endings(&gateway), 1);
+    assert_eq!(endings(&mut gateway), 1);
     assert_quiet(&mut gateway, 1);
 }
 
@@ -210,7 +210,7 @@ fn nor_when_there_are_too_many_orphans_already() {
         late_reply_is_not_taken_for_the_next_ones(&mut gateway, late);
         gateway.answer(stuck, engine_error(500));
         assert_quiet(&mut gateway, 1);
-        assert_eq!(endings(&gateway), 2);
+        assert_eq!(endings(&mut gateway), 2);
     }
 }
 
@@ -227,7 +227,7 @@ fn any_other_prefill_answer_is_the_clients_answer() {
         assert_eq!(outcome.json()["error"]["message"], "engine says no");
         assert_eq!(outcome.calls.len(), 1);
         assert!(outcome.upstream.is_none());
-        assert_eq!(endings(&gateway), 1);
+        assert_eq!(endings(&mut gateway), 1);
         assert_quiet(&mut gateway, 1);
     }
 }
@@ -276,7 +276,7 @@ fn retries_stay_within_their_budget() {
         gateway.answer(call.id, engine_error(503));
     }
     // Three at a time: 20 % of ten would be two.
-    assert_eq!(total(&gateway, "gateway_pd_prefill_retry_total"), 3);
+    assert_eq!(total(&mut gateway, "gateway_pd_prefill_retry_total"), 3);
     let refused = flights
         .iter()
         .filter(|flight| gateway.outcome(**flight).status == Some(503));
@@ -288,7 +288,7 @@ fn retries_stay_within_their_budget() {
     gateway.send(chat(true));
     let call = last_pending(&gateway);
     gateway.answer(call.id, engine_error(503));
-    assert_eq!(total(&gateway, "gateway_pd_prefill_retry_total"), 4);
+    assert_eq!(total(&mut gateway, "gateway_pd_prefill_retry_total"), 4);
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn a_request_after_a_failure_is_served_as_before() {
     for _ in 0..20 {
         gateway.run(chat(true)).expect(200);
     }
-    assert_eq!(endings(&gateway), 20);
+    assert_eq!(endings(&mut gateway), 20);
     let flight = {
         gateway.engine(P0, crate::stand::vllm);
         gateway.run(chat(true))

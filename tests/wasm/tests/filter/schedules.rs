@@ -209,7 +209,7 @@ impl Schedule {
             assert_eq!(left, Default::default(), "seed {seed}");
             assert_eq!(self.gateway.live_streams(worker), 0, "seed {seed}");
         }
-        let (sent, ended) = (self.flights.len() as u64, endings(&self.gateway));
+        let (sent, ended) = (self.flights.len() as u64, endings(&mut self.gateway));
         if self.killed {
             assert!(
                 ended <= sent,

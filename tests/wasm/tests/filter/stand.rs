@@ -140,22 +140,29 @@ pub(crate) fn status_at(gateway: &mut Gateway, worker: usize) -> Status {
 
 /// Asserts that nothing is charged and nothing is live, on every worker.
 pub(crate) fn assert_quiet(gateway: &mut Gateway, workers: usize) {
+    // Charges given back and live flows are shown at every tick.
+    gateway.advance(200);
     for worker in 0..workers {
         assert_eq!(ledgers_at(gateway, worker), Ledgers::default());
     }
-    // Live flows are shown at every tick.
-    gateway.advance(200);
     assert_eq!(status_at(gateway, 0).live_flows, 0);
 }
 
 /// Requests counted as ended, whatever the ending.
-pub(crate) fn endings(gateway: &Gateway) -> u64 {
+pub(crate) fn endings(gateway: &mut Gateway) -> u64 {
     total(gateway, "gateway_request_model_success_total")
         + total(gateway, "gateway_request_model_fail_total")
 }
 
-/// Sum of a counter over all its labels.
-pub(crate) fn total(gateway: &Gateway, name: &str) -> u64 {
+/// A counter, after the tick that shows it.
+pub(crate) fn counter(gateway: &mut Gateway, name: &str) -> u64 {
+    gateway.advance(100);
+    gateway.meters().counter(name)
+}
+
+/// Sum of a counter over all its labels, after the tick that shows it.
+pub(crate) fn total(gateway: &mut Gateway, name: &str) -> u64 {
+    gateway.advance(100);
     let meters = gateway.meters();
     let names = meters.names();
     let of_name = names

@@ -62,9 +62,9 @@ fn an_error_before_the_first_content_is_a_502_however_it_is_cut() {
         assert!(outcome.json()["error"]["message"].is_string());
         assert!(!outcome.text().contains("KV pull failed"));
         assert!(outcome.upstream().cut);
-        assert_eq!(endings(&gateway), 1);
+        assert_eq!(endings(&mut gateway), 1);
         assert_eq!(
-            crate::stand::total(&gateway, "gateway_pd_pair_failure_total"),
+            crate::stand::total(&mut gateway, "gateway_pd_pair_failure_total"),
             1
         );
         assert_quiet(&mut gateway, 1);
@@ -143,7 +143,7 @@ fn a_break_while_held_is_a_503_and_later_a_cut() {
     gateway.respond_data(flight, format!("{ROLE}{TOKEN}").as_bytes(), false);
     gateway.respond_reset(flight);
     assert_eq!(gateway.outcome(flight).ending, Ending::Reset);
-    assert_eq!(endings(&gateway), 2);
+    assert_eq!(endings(&mut gateway), 2);
     assert_quiet(&mut gateway, 1);
 }
 
@@ -184,6 +184,6 @@ fn an_unreachable_decode_pod_is_our_503_and_an_engines_own_error_passes() {
         assert_eq!(outcome.json()["error"]["message"], "engine says no");
         assert_eq!(outcome.header("target-pod"), Some("r0-d"));
         assert_quiet(&mut gateway, 1);
-        assert_eq!(endings(&gateway), 1);
+        assert_eq!(endings(&mut gateway), 1);
     }
 }

@@ -38,7 +38,7 @@ fn the_snapshot_goes_over_and_requests_of_both_finish() {
     assert_eq!(gateway.drain_old_vms(), 0);
     gateway.advance(5000);
     assert_quiet(&mut gateway, 2);
-    assert_eq!(endings(&gateway), 3);
+    assert_eq!(endings(&mut gateway), 3);
     assert!(!logged(&gateway, "taken for dead"));
 }
 
@@ -64,6 +64,7 @@ fn back_to_the_former_release_works_as_well() {
     gateway.upgrade(Module::filter()).unwrap();
     gateway.advance(300);
     let old = decoding(&mut gateway, chat(true).worker(1));
+    gateway.advance(100);
     for worker in 0..2 {
         assert_eq!(ledgers_at(&mut gateway, worker).total.decode_running, 2);
     }

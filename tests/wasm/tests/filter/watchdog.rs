@@ -1,7 +1,8 @@
 //! Timers on a driven clock.
 
 use crate::stand::{
-    ROLE, TOKEN, assert_quiet, charged, chat, decoding, endings, one_pair, stream_headers,
+    ROLE, TOKEN, assert_quiet, charged, chat, counter, decoding, endings, logged, one_pair,
+    stream_headers,
 };
 use pd_wasm_tests::{Ending, Flight, Gateway};
 
@@ -15,11 +16,11 @@ fn over_the_backstop(gateway: &mut Gateway, flight: Flight) {
     gateway.advance(700);
 }
 
-fn counted(gateway: &Gateway) -> bool {
+fn counted(gateway: &mut Gateway) -> bool {
     let names = gateway.meters().names();
     names
         .iter()
-        .any(|name| name.contains(CUT) && gateway.meters().counter(name) == 1)
+        .any(|name| name.contains(CUT) && counter(gateway, name) == 1)
 }
 
 #[test]
@@ -39,8 +40,8 @@ fn a_decode_pod_that_never_answers_is_a_504_after_15_minutes() {
             .contains("900")
     );
     assert!(outcome.upstream().cut);
-    assert!(counted(&gateway));
-    assert_eq!(endings(&gateway), 1);
+    assert!(counted(&mut gateway));
+    assert_eq!(endings(&mut gateway), 1);
     assert_quiet(&mut gateway, 1);
 }
 
@@ -56,7 +57,7 @@ fn a_held_stream_that_falls_silent_is_still_a_504() {
         outcome.expect(504).header("x-error-pd-decode"),
         Some("true")
     );
-    assert_eq!(endings(&gateway), 1);
+    assert_eq!(endings(&mut gateway), 1);
     assert_quiet(&mut gateway, 1);
 }
 
@@ -68,8 +69,8 @@ fn a_started_stream_that_falls_silent_is_cut() {
     gateway.respond_data(flight, format!("{ROLE}{TOKEN}").as_bytes(), false);
     over_the_backstop(&mut gateway, flight);
     assert_eq!(gateway.outcome(flight).ending, Ending::Reset);
-    assert!(counted(&gateway));
-    assert_eq!(endings(&gateway), 1);
+    assert!(counted(&mut gateway));
+    assert_eq!(endings(&mut gateway), 1);
     assert_quiet(&mut gateway, 1);
 }
 
@@ -106,9 +107,11 @@ fn a_leaked_charge_would_be_given_back_by_force_after_its_time_to_live() {
     gateway.advance(100_000 + 61_000);
     assert_eq!(charged(&mut gateway), Default::default());
     assert_eq!(
-        crate::stand::total(&gateway, "gateway_pd_charge_expired_total"),
+        crate::stand::total(&mut gateway, "gateway_pd_charge_expired_total"),
         1
     );
+    let told = "given back by force: a charge of model m, held for ";
+    assert!(logged(&gateway, told) && logged(&gateway, "at decode pod ns/r0-d"));
     // What ends later gives nothing back twice.
     gateway.disconnect(flight);
     assert_quiet(&mut gateway, 1);

@@ -192,3 +192,28 @@ fn a_stored_model_cut_short_is_not_found_and_never_a_panic() {
         );
     }
 }
+
+#[test]
+fn the_summary_counts_pods_and_rolesets_and_follows_the_topology() {
+    let store = MemoryStore::new();
+    let mut cache = FleetCache::new();
+    assert_eq!(cache.summary(), []);
+    push(&store, &two_models(1), 1_000);
+    cache.refresh(&store);
+    let status = |name: &str, pods, usable, rolesets| ModelStatus {
+        name: name.to_owned(),
+        pods,
+        usable,
+        rolesets,
+    };
+    let expected = [status("a", 3, 2, 1), status("b", 3, 3, 1)];
+    assert_eq!(cache.summary(), expected);
+    assert!(cache.decoded.is_empty(), "a summary keeps no model");
+    push(
+        &store,
+        &topology(1, 2).model(model("b").pod(pod("c").draining())),
+        2_000,
+    );
+    cache.refresh(&store);
+    assert_eq!(cache.summary(), [status("b", 1, 0, 0)]);
+}

@@ -437,3 +437,69 @@ fn a_sum_shown_to_others_survives_a_record_written_over_by_somebody_else() {
         }
     );
 }
+
+#[test]
+fn one_live_vm_is_the_janitor_and_another_follows_when_it_dies() {
+    let store = MemoryStore::new();
+    let (mut a, mut b, mut c) = (Ledger::new(1), Ledger::new(2), Ledger::new(3));
+    assert!(!a.is_janitor(), "not before it has a slot");
+    for _ in 0..3 {
+        for ledger in [&mut a, &mut b, &mut c] {
+            ledger.tick(&store, VITALS);
+        }
+    }
+    assert_eq!(
+        [&a, &b, &c].map(|ledger| ledger.is_janitor()),
+        [true, false, false]
+    );
+    for _ in 0..=STILL_TICKS {
+        for ledger in [&mut b, &mut c] {
+            ledger.tick(&store, VITALS);
+        }
+    }
+    assert_eq!([&b, &c].map(|ledger| ledger.is_janitor()), [true, false]);
+    // Fenced: it takes the lowest slot again, and the others see that.
+    for ledger in [&mut a, &mut b, &mut c] {
+        ledger.tick(&store, VITALS);
+    }
+    assert_eq!(
+        [&a, &b, &c].map(|ledger| ledger.is_janitor()),
+        [true, false, false]
+    );
+}
+
+#[test]
+fn an_expired_charge_is_told_by_the_names_of_its_pods() {
+    let store = MemoryStore::new();
+    accept_topology(
+        &store,
+        &topology(1, 1).model(model("m").pair("r")).json(),
+        0,
+    )
+    .unwrap();
+    let mut fleet = FleetCache::new();
+    fleet.refresh(&store);
+    let served = fleet.model("m").unwrap();
+    let prefill = served.pods.iter().find(|pod| pod.name == "r-p");
+    let mut ledger = Ledger::new(1);
+    let pick = Pick {
+        prefill: Some(PrefillCharge {
+            pod: prefill.unwrap().key,
+            tokens: 3_600,
+        }),
+        decode: Some(DecodeCharge {
+            pod: PodKey(9),
+            tokens: 100,
+        }),
+        ttl_ms: 1_000,
+    };
+    let Ok(_kept) = ledger.charge(&store, served.slot, 10, |_| Ok::<_, Infallible>((pick, ())));
+    let expired = ledger.expire(&store, 1_510);
+    assert_eq!(expired.len(), 1);
+    assert_eq!(
+        expired[0].describe(&mut fleet),
+        "a charge of model m, held for 1500 ms, 3600 tokens at prefill pod default/r-p, \
+         100 tokens at decode pod /0000000000000009"
+    );
+    assert_eq!(ledger.live_charges(), 0);
+}

@@ -1,8 +1,8 @@
 //! Decode policies: how attractive a pod is for generating tokens.
 //!
-//! A pod without a fresh sample would look idle. When at least one sibling has one, such a pod
-//! gets [`cold_start`] instead of a policy's score; when none has, the policy runs on what is
-//! charged here.
+//! A pod whose engine does not say how many requests it runs would look idle. When at least one
+//! sibling's does, such a pod gets [`cold_start`] instead of a policy's score; when none does, the
+//! policy runs on what is charged here.
 
 mod conductor;
 mod least_request;
@@ -17,7 +17,7 @@ const FULL: f64 = 0.1;
 /// What one decode pod has to do. Missing numbers are absent, never zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// The pod has a fresh sample.
+    /// A fresh sample of the pod says how many requests it runs.
     pub sampled: bool,
     /// Requests running on the pod: the larger of what it reports and what is charged to it.
     pub running: f64,
@@ -112,7 +112,7 @@ pub fn score(policy: Policy, load: &Load, batch: &Batch, weights: &Weights) -> f
     }
 }
 
-/// Score of a pod without a sample among sampled ones: `1.0 + requests charged to it`.
+/// Score of a pod that is not sampled among ones that are: `1.0 + requests charged to it`.
 ///
 /// A pod that just started has pending requests only, which is AIBrix's formula; counting the
 /// running ones too keeps a pod whose metrics page broke from attracting everything.

@@ -1,10 +1,13 @@
 //! What an engine is told at start: identity, pace, limits. All times are milliseconds.
 
-use std::fmt;
+mod pace;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+pub use pace::{ConfigError, Pace, PaceChange};
 
 /// The inference engine whose protocol is spoken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
@@ -13,14 +16,15 @@ pub enum EngineKind {
     /// vLLM 0.32 with its NIXL connector.
     #[default]
     Vllm,
-    /// SGLang; not available yet.
+    /// SGLang with PD disaggregation.
     Sglang,
-    /// TensorRT-LLM; not available yet.
+    /// TensorRT-LLM 1.3.0rc8, one `trtllm-serve` worker.
     Trtllm,
 }
 
-/// The part an engine plays. A label only: as with the real engine, what is done with a request
-/// is decided by its `kv_transfer_params`.
+/// The part an engine plays. For SGLang it is what `--disaggregation-mode` says. For the others it
+/// is a label only: as with the real engines, what is done with a request is decided by its
+/// `kv_transfer_params` or `disaggregated_params`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -28,9 +32,23 @@ pub enum Role {
     Prefill,
     /// Generates from KV computed elsewhere.
     Decode,
-    /// Both.
+    /// Both, each request from its prompt to its end; `plain` is another name for it.
     #[default]
+    #[serde(alias = "plain")]
+    #[value(alias = "plain")]
     Both,
+}
+
+/// TensorRT-LLM's `transceiver_runtime`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Transceiver {
+    /// `GET /server_info` tells where a decode engine finds the context: generation first works.
+    #[default]
+    Python,
+    /// `GET /server_info` answers an empty `disaggregated_params`, and a context request that
+    /// wants generation first is refused.
+    Cpp,
 }
 
 /// What a decode engine does when it cannot load remote KV (vLLM's `kv_load_failure_policy`).
@@ -67,7 +85,8 @@ pub struct EngineConfig {
     /// 0 takes a free one.
     #[arg(long, default_value_t = EngineConfig::default().admin_port)]
     pub admin_port: u16,
-    /// Port decode engines pull KV from (`remote_port`); 0 takes a free one.
+    /// Port decode engines pull KV from (vLLM's `remote_port`, SGLang's bootstrap port,
+    /// TensorRT-LLM's context endpoint); 0 takes a free one.
     #[arg(long, default_value_t = EngineConfig::default().side_channel_port)]
     pub side_channel_port: u16,
     /// Host given to decode engines as `remote_host`; default: `host`, or loopback when that is
@@ -92,7 +111,9 @@ pub struct EngineConfig {
     /// Tokens generated unless the request asks for fewer.
     #[arg(long, default_value_t = EngineConfig::default().tokens)]
     pub tokens: u32,
-    /// How long prefilled KV waits for a decode engine.
+    /// How long one leg waits for the other: vLLM's lease, SGLang's bootstrap and waiting
+    /// timeouts, TensorRT-LLM's `kv_transfer_timeout_ms`. 0 is the engine's own default: 30 s,
+    /// 300 s and 60 s.
     #[arg(long, default_value_t = EngineConfig::default().lease_ms)]
     pub lease_ms: u64,
     /// Idle connections are closed after this; 0 keeps them.
@@ -122,6 +143,22 @@ pub struct EngineConfig {
     /// Waiting requests above which new ones get 503; 0 is unlimited.
     #[arg(long, default_value_t = EngineConfig::default().max_num_queued_reqs)]
     pub max_num_queued_reqs: u32,
+    /// TensorRT-LLM: the KV cache transceiver.
+    #[arg(long, value_enum, default_value_t = EngineConfig::default().transceiver)]
+    pub transceiver: Transceiver,
+    /// SGLang: response headers of a stream go out before the first token. Newer versions wait
+    /// for the first chunk.
+    #[arg(long, action = clap::ArgAction::Set, default_value_t = EngineConfig::default().early_headers)]
+    pub early_headers: bool,
+    /// SGLang: `bootstrap_room` is read as a double, as some JSON readers do.
+    #[arg(long)]
+    pub rooms_as_doubles: bool,
+    /// SGLang: data-parallel replicas on the metrics page.
+    #[arg(long, default_value_t = EngineConfig::default().dp_size)]
+    pub dp_size: u32,
+    /// SGLang: tensor-parallel ranks of a replica that report on the metrics page.
+    #[arg(long, default_value_t = EngineConfig::default().tp_size)]
+    pub tp_size: u32,
     /// File that gets one JSON line per request.
     #[arg(long)]
     pub log: Option<PathBuf>,
@@ -153,7 +190,7 @@ impl Default for EngineConfig {
             token_interval_ms: 0.0,
             transfer_delay_ms: 0.0,
             tokens: 16,
-            lease_ms: 30_000,
+            lease_ms: 0,
             keep_alive_ms: 5_000,
             closed_port_delay_ms: 200,
             hang_ms: 1_000,
@@ -163,56 +200,17 @@ impl Default for EngineConfig {
             max_model_len: 16 << 20,
             max_num_seqs: 0,
             max_num_queued_reqs: 0,
+            transceiver: Transceiver::Python,
+            early_headers: true,
+            rooms_as_doubles: false,
+            dp_size: 1,
+            tp_size: 1,
             log: None,
             log_body_limit: 64 << 10,
             log_ring: 256,
             body_limit: 64 << 20,
         }
     }
-}
-
-/// The delays of a running engine, which the admin endpoint may change.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Pace {
-    /// Fixed time to compute any prompt.
-    pub prefill_delay_ms: f64,
-    /// Time to compute 1024 bytes of prompt.
-    pub prefill_ms_per_kilobyte: f64,
-    /// Gap between generated tokens.
-    pub token_interval_ms: f64,
-    /// Time to pull remote KV.
-    pub transfer_delay_ms: f64,
-    /// Tokens generated unless the request asks for fewer.
-    pub tokens: u32,
-    /// How long prefilled KV waits for a decode engine.
-    pub lease_ms: u64,
-}
-
-/// New values for some of a [`Pace`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct PaceChange {
-    /// See [`Pace::prefill_delay_ms`].
-    pub prefill_delay_ms: Option<f64>,
-    /// See [`Pace::prefill_ms_per_kilobyte`].
-    pub prefill_ms_per_kilobyte: Option<f64>,
-    /// See [`Pace::token_interval_ms`].
-    pub token_interval_ms: Option<f64>,
-    /// See [`Pace::transfer_delay_ms`].
-    pub transfer_delay_ms: Option<f64>,
-    /// See [`Pace::tokens`].
-    pub tokens: Option<u32>,
-    /// See [`Pace::lease_ms`]; applies to KV held from now on.
-    pub lease_ms: Option<u64>,
-}
-
-/// Why a configuration cannot be started.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ConfigError {
-    /// The protocol is not simulated yet.
-    EngineNotAvailable(EngineKind),
-    /// A number is outside what the engine can hold.
-    OutOfRange(&'static str),
 }
 
 // === impl EngineConfig ===
@@ -232,9 +230,6 @@ impl EngineConfig {
     /// # Errors
     /// The first thing found wrong.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        if self.engine != EngineKind::Vllm {
-            return Err(ConfigError::EngineNotAvailable(self.engine));
-        }
         // Block ids are indices of one table; 2^24 blocks of it are 128 MiB.
         if !(2..=1 << 24).contains(&self.num_blocks) {
             return Err(ConfigError::OutOfRange("num_blocks"));
@@ -244,6 +239,12 @@ impl EngineConfig {
         }
         if self.log_ring > 1 << 16 {
             return Err(ConfigError::OutOfRange("log_ring"));
+        }
+        if !(1..=64).contains(&self.dp_size) {
+            return Err(ConfigError::OutOfRange("dp_size"));
+        }
+        if !(1..=64).contains(&self.tp_size) {
+            return Err(ConfigError::OutOfRange("tp_size"));
         }
         self.pace().validate()
     }
@@ -256,7 +257,12 @@ impl EngineConfig {
             token_interval_ms: self.token_interval_ms,
             transfer_delay_ms: self.transfer_delay_ms,
             tokens: self.tokens,
-            lease_ms: self.lease_ms,
+            lease_ms: match (self.lease_ms, self.engine) {
+                (0, EngineKind::Vllm) => 30_000,
+                (0, EngineKind::Sglang) => 300_000,
+                (0, EngineKind::Trtllm) => 60_000,
+                (given, _) => given,
+            },
         }
     }
 
@@ -265,94 +271,3 @@ impl EngineConfig {
         (self.keep_alive_ms > 0).then(|| Duration::from_millis(self.keep_alive_ms))
     }
 }
-
-// === impl Pace ===
-
-impl Pace {
-    /// This pace with the given values replaced.
-    ///
-    /// # Errors
-    /// A value outside its range.
-    pub fn changed(mut self, change: PaceChange) -> Result<Self, ConfigError> {
-        fn set<T>(slot: &mut T, value: Option<T>) {
-            if let Some(value) = value {
-                *slot = value;
-            }
-        }
-        set(&mut self.prefill_delay_ms, change.prefill_delay_ms);
-        set(
-            &mut self.prefill_ms_per_kilobyte,
-            change.prefill_ms_per_kilobyte,
-        );
-        set(&mut self.token_interval_ms, change.token_interval_ms);
-        set(&mut self.transfer_delay_ms, change.transfer_delay_ms);
-        set(&mut self.tokens, change.tokens);
-        set(&mut self.lease_ms, change.lease_ms);
-        self.validate()?;
-        Ok(self)
-    }
-
-    fn validate(&self) -> Result<(), ConfigError> {
-        // A day: keeps every deadline representable.
-        const LONGEST_MS: f64 = 86_400_000.0;
-        let millis = [
-            ("prefill_delay_ms", self.prefill_delay_ms),
-            ("prefill_ms_per_kilobyte", self.prefill_ms_per_kilobyte),
-            ("token_interval_ms", self.token_interval_ms),
-            ("transfer_delay_ms", self.transfer_delay_ms),
-        ];
-        for (name, value) in millis {
-            if !(0.0..=LONGEST_MS).contains(&value) {
-                return Err(ConfigError::OutOfRange(name));
-            }
-        }
-        if self.lease_ms == 0 || self.lease_ms > 86_400_000 {
-            return Err(ConfigError::OutOfRange("lease_ms"));
-        }
-        if self.tokens == 0 || self.tokens > 1 << 20 {
-            return Err(ConfigError::OutOfRange("tokens"));
-        }
-        Ok(())
-    }
-
-    /// Time to compute a prompt of this many bytes.
-    pub(crate) fn prefill(&self, prompt_bytes: usize) -> Duration {
-        let kilobytes = prompt_bytes as f64 / 1024.0;
-        millis(self.prefill_delay_ms + self.prefill_ms_per_kilobyte * kilobytes)
-    }
-
-    /// Gap between tokens.
-    pub(crate) fn token_interval(&self) -> Duration {
-        millis(self.token_interval_ms)
-    }
-
-    /// Time to pull remote KV.
-    pub(crate) fn transfer(&self) -> Duration {
-        millis(self.transfer_delay_ms)
-    }
-
-    /// Time KV is held.
-    pub(crate) fn lease(&self) -> Duration {
-        Duration::from_millis(self.lease_ms)
-    }
-}
-
-fn millis(value: f64) -> Duration {
-    Duration::try_from_secs_f64(value / 1000.0).unwrap_or(Duration::ZERO)
-}
-
-// === impl ConfigError ===
-
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::EngineNotAvailable(kind) => {
-                let name = format!("{kind:?}").to_lowercase();
-                write!(f, "engine {name} is not available: only vllm is, for now")
-            }
-            Self::OutOfRange(name) => write!(f, "{name} is out of range"),
-        }
-    }
-}
-
-impl std::error::Error for ConfigError {}

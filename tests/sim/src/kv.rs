@@ -1,6 +1,6 @@
 //! The KV cache of one engine: blocks, what was written into them, and prefilled KV under lease.
 //!
-//! Block 0 is reserved, as in vLLM. Freed blocks are reused in the order they were freed, so a
+//! Block 0 is reserved, as in vLLM (the other engines' caches are of one block less, too). Freed blocks are reused in the order they were freed, so a
 //! stale hand-over reads what was written since; [`Content`] says what that is.
 //! Invariant: a block is free, owned by one [`Allocation`], or owned by one held entry.
 
@@ -12,7 +12,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 /// Blocks and leases of one engine.
-pub(super) struct KvCache {
+pub(crate) struct KvCache {
     inner: Mutex<Inner>,
     /// One permit per free block; requests wait here in order when the cache is full.
     room: Semaphore,
@@ -40,17 +40,17 @@ struct Held {
 type Deadline = (Instant, u64);
 
 /// Blocks of a running sequence; given back when dropped.
-pub(super) struct Allocation {
+pub(crate) struct Allocation {
     cache: Arc<KvCache>,
     blocks: Vec<u32>,
 }
 
 /// What blocks hold: the hash of the one prompt in them, or `None` for a mixture.
-pub(super) type Content = Option<u64>;
+pub(crate) type Content = Option<u64>;
 
 /// How a decode engine's claim on KV ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Claim {
+pub(crate) enum Claim {
     /// The KV was held and is free now.
     Freed(Content),
     /// Nothing is held under that id; the blocks hold whatever they hold.
@@ -62,7 +62,7 @@ pub(super) enum Claim {
 // === impl KvCache ===
 
 impl KvCache {
-    pub(super) fn new(num_blocks: u32, block_size: u32) -> Arc<Self> {
+    pub(crate) fn new(num_blocks: u32, block_size: u32) -> Arc<Self> {
         let capacity = num_blocks.saturating_sub(1);
         let inner = Inner {
             free: (1..num_blocks).collect(),
@@ -82,23 +82,23 @@ impl KvCache {
     }
 
     /// Blocks a prompt needs.
-    pub(super) fn blocks(&self, tokens: u32) -> u32 {
+    pub(crate) fn blocks(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.block_size).max(1)
     }
 
     /// Blocks that can be used.
-    pub(super) fn capacity(&self) -> u32 {
+    pub(crate) fn capacity(&self) -> u32 {
         self.capacity
     }
 
     /// Blocks at once, if there is room and nobody waits.
-    pub(super) fn try_allocate(self: &Arc<Self>, blocks: u32, prompt: u64) -> Option<Allocation> {
+    pub(crate) fn try_allocate(self: &Arc<Self>, blocks: u32, prompt: u64) -> Option<Allocation> {
         self.room.try_acquire_many(blocks).ok()?.forget();
         Some(self.assign(blocks, prompt))
     }
 
     /// Blocks, when there is room. More than the capacity would wait for ever.
-    pub(super) async fn allocate(self: &Arc<Self>, blocks: u32, prompt: u64) -> Allocation {
+    pub(crate) async fn allocate(self: &Arc<Self>, blocks: u32, prompt: u64) -> Allocation {
         // The semaphore is never closed.
         if let Ok(permits) = self.room.acquire_many(blocks).await {
             permits.forget();
@@ -123,7 +123,7 @@ impl KvCache {
     }
 
     /// Holds blocks under an id until claimed or the lease ends.
-    pub(super) fn hold(&self, id: &str, mut allocation: Allocation, lease: Duration) {
+    pub(crate) fn hold(&self, id: &str, mut allocation: Allocation, lease: Duration) {
         let blocks = std::mem::take(&mut allocation.blocks);
         let id: Arc<str> = Arc::from(id);
         let mut inner = self.lock();
@@ -139,19 +139,13 @@ impl KvCache {
     }
 
     /// A decode engine takes the KV of `id`, believing it to be in `blocks`.
-    pub(super) fn claim(&self, id: &str, blocks: &[u32]) -> Claim {
+    pub(crate) fn claim(&self, id: &str, blocks: &[u32]) -> Claim {
         let mut inner = self.lock();
-        let mut content = None;
-        for (at, block) in blocks.iter().enumerate() {
-            let Some(written) = inner.written.get(*block as usize) else {
-                return Claim::OutOfRange;
-            };
-            if at == 0 {
-                content = Some(*written);
-            } else if content != Some(*written) {
-                content = None;
-            }
+        let cache = inner.written.len();
+        if blocks.iter().any(|block| *block as usize >= cache) {
+            return Claim::OutOfRange;
         }
+        let content = inner.content(blocks);
         let Some(held) = inner.held.remove(id) else {
             return Claim::Unknown(content);
         };
@@ -161,8 +155,24 @@ impl KvCache {
         Claim::Freed(content)
     }
 
+    /// A decode engine takes the KV of `id`, which knows no blocks; `None` when nothing is held.
+    pub(crate) fn take(&self, id: &str) -> Option<Content> {
+        let mut inner = self.lock();
+        let held = inner.held.remove(id)?;
+        let content = inner.content(&held.blocks);
+        let freed = inner.release(held);
+        drop(inner);
+        self.room.add_permits(freed);
+        Some(content)
+    }
+
+    /// Whether KV is held under `id`.
+    pub(crate) fn holds(&self, id: &str) -> bool {
+        self.lock().held.contains_key(id)
+    }
+
     /// Starts the lease of `id` anew.
-    pub(super) fn renew(&self, id: &str, lease: Duration) {
+    pub(crate) fn renew(&self, id: &str, lease: Duration) {
         let mut inner = self.lock();
         inner.sequence = inner.sequence.wrapping_add(1);
         let deadline = (Instant::now() + lease, inner.sequence);
@@ -176,7 +186,7 @@ impl KvCache {
     }
 
     /// Frees everything held; running requests keep theirs.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let mut inner = self.lock();
         let held = std::mem::take(&mut inner.held);
         let freed = held.into_values().map(|held| inner.release(held)).sum();
@@ -206,7 +216,7 @@ impl KvCache {
     }
 
     /// Frees overdue entries as they fall due and reports their number, for ever.
-    pub(super) async fn expire_all(&self, lease: impl Fn() -> Duration, expired: impl Fn(u64)) {
+    pub(crate) async fn expire_all(&self, lease: impl Fn() -> Duration, expired: impl Fn(u64)) {
         loop {
             let (count, next) = self.expire();
             if count > 0 {
@@ -223,12 +233,12 @@ impl KvCache {
     }
 
     /// Leases may be shorter from now on.
-    pub(super) fn lease_changed(&self) {
+    pub(crate) fn lease_changed(&self) {
         self.lease_changed.notify_one();
     }
 
     /// Entries held, their blocks, and all blocks in use.
-    pub(super) fn usage(&self) -> (u64, u64, u64) {
+    pub(crate) fn usage(&self) -> (u64, u64, u64) {
         let inner = self.lock();
         let used = u64::from(self.capacity).saturating_sub(inner.free.len() as u64);
         (inner.held.len() as u64, inner.held_blocks, used)
@@ -242,6 +252,15 @@ impl KvCache {
 // === impl Inner ===
 
 impl Inner {
+    /// What these blocks hold.
+    fn content(&self, blocks: &[u32]) -> Content {
+        let mut written = blocks
+            .iter()
+            .map(|block| self.written.get(*block as usize).copied());
+        let first = written.next()??;
+        written.all(|next| next == Some(first)).then_some(first)
+    }
+
     /// Frees the blocks of an entry that left `held`; the caller adds the permits.
     fn release(&mut self, held: Held) -> usize {
         self.deadlines.remove(&held.deadline);
@@ -256,12 +275,12 @@ impl Inner {
 
 impl Allocation {
     /// The blocks.
-    pub(super) fn blocks(&self) -> &[u32] {
+    pub(crate) fn blocks(&self) -> &[u32] {
         &self.blocks
     }
 
     /// The first `count` blocks as an allocation of their own.
-    pub(super) fn split(&mut self, count: u32) -> Self {
+    pub(crate) fn split(&mut self, count: u32) -> Self {
         let rest = self
             .blocks
             .split_off((count as usize).min(self.blocks.len()));
