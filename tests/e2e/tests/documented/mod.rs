@@ -2,12 +2,15 @@
 //! variables stand here as they are written there. Only addresses and ports are the simulated
 //! engines' own.
 
+mod bands;
 mod engines;
+mod filters;
 mod lengths;
 mod mistakes;
 mod overload;
 mod policies;
 mod profiles;
+mod sessions;
 mod steps;
 mod variables;
 

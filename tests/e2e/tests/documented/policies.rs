@@ -29,7 +29,7 @@ annotations:
 "#;
 
 /// `token_load` for the prefill leg.
-const TOKEN_LOAD: &str = r#"
+pub(super) const TOKEN_LOAD: &str = r#"
 annotations:
   model.aibrix.ai/config: |
     {
