@@ -104,7 +104,9 @@ impl Plan {
         }
         let resolved = resolve(scene.config, config, hints, !fleet.rolesets.is_empty())
             .map_err(|error| Fault::Strategy(error.to_string()))?;
-        if let Some(policy) = &resolved.knobs.invalid_decode_policy {
+        if let (Some(policy), knobs::Strategy::Pd) =
+            (&resolved.knobs.invalid_decode_policy, resolved.strategy)
+        {
             let allowed = DecodePolicy::NAMES.join(", ");
             return Err(Fault::Policy(format!(
                 "the profile names the unknown decodeScorePolicy {policy}; use one of {allowed}"

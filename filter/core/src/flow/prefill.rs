@@ -73,9 +73,11 @@ impl Flow {
                 );
             }
         };
-        if let Some(tokens) = prompt_tokens(body) {
+        let estimates = &mut scene.worker.estimates;
+        if estimates.are_wanted()
+            && let Some(tokens) = prompt_tokens(body)
+        {
             let (fleet, bytes) = (&leg.choice.fleet, leg.learns_from);
-            let estimates = &mut scene.worker.estimates;
             estimates.learn(scene.store, fleet.slot, &fleet.name, bytes, tokens);
         }
         scene.worker.ledger.prefill_done(leg.choice.charge);

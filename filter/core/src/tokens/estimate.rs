@@ -27,6 +27,9 @@ const START_TOKENS: f64 = 1024.0;
 const FADE: f64 = 1.0 - 1.0 / 256.0;
 /// Most tokens a prompt counts for.
 const MAX_WEIGHT: f64 = 4096.0;
+/// Most prompts a VM learns from between two merges: more tell little that is new, and each costs
+/// a look through the engine's reply.
+const SAMPLES: u32 = 16;
 /// Time between two merges, in ms.
 const MERGE_MS: u64 = 1000;
 /// Most tries of one compare-and-swap before it is left to the next merge.
@@ -39,6 +42,8 @@ const RECORD: usize = 25;
 pub struct Estimates {
     models: BTreeMap<u16, Learned>,
     merged_at: u64,
+    /// Prompts learned from since then.
+    samples: u32,
 }
 
 /// What is known of one model.
@@ -77,6 +82,11 @@ impl Estimates {
         (bytes as f64 / ratio) as u64
     }
 
+    /// True while there is something to learn until the next merge.
+    pub fn are_wanted(&self) -> bool {
+        self.samples < SAMPLES
+    }
+
     /// An engine counted `tokens` tokens for a prompt of `bytes` bytes.
     pub fn learn<S: SharedStore + ?Sized>(
         &mut self,
@@ -91,6 +101,7 @@ impl Estimates {
         }
         let ratio = (bytes as f64 / tokens as f64).clamp(RANGE.0, RANGE.1);
         let weight = (tokens as f64).min(MAX_WEIGHT);
+        self.samples = self.samples.saturating_add(1);
         let learned = self.learned(store, slot, model);
         let sample = Sums {
             bytes: ratio * weight,
@@ -106,6 +117,7 @@ impl Estimates {
             return;
         }
         self.merged_at = now_ms;
+        self.samples = 0;
         for (slot, learned) in &mut self.models {
             learned.merge(store, *slot);
         }

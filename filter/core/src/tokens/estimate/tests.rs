@@ -161,3 +161,15 @@ mod properties {
         }
     }
 }
+
+#[test]
+fn a_vm_learns_from_a_bounded_number_of_prompts_between_merges() {
+    let (store, mut estimates) = (MemoryStore::new(), Estimates::default());
+    for nth in 0..SAMPLES {
+        assert!(estimates.are_wanted(), "{nth}");
+        estimates.learn(&store, 3, &name(), 6000, 1000);
+    }
+    assert!(!estimates.are_wanted());
+    estimates.tick(&store, MERGE_MS);
+    assert!(estimates.are_wanted());
+}
