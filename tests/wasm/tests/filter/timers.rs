@@ -5,6 +5,7 @@ use crate::stand::{
     stream_headers, topology, total, two_pairs,
 };
 use pd_wasm_tests::{Ending, Exchange, Flight, Gateway, Script};
+use pd_wire::profile::ModelConfig;
 use serde_json::json;
 
 /// How much later than its limit a timer may fire, in ms.
@@ -127,7 +128,10 @@ fn a_profile_has_timers_of_its_own() {
     let routing = json!({"pd": {"decodeFirstResponseTimeout": 0.4}});
     let profiles = json!({"default": {}, "fast": {"routingConfig": routing},
         "patient": {"routingConfig": {"pd": {"decodeFirstResponseTimeout": 0}}}});
-    pushed["models"][0]["configs"] = json!([{"profiles": profiles}]);
+    let annotation = json!({"profiles": profiles}).to_string();
+    let (config, mistakes) = ModelConfig::parse(&annotation);
+    assert!(mistakes.is_empty(), "{mistakes:?}");
+    pushed["models"][0]["configs"] = json!([config.unwrap()]);
     push(&mut gateway, &pushed).expect(200);
     let by = |profile: &str| chat(true).header("config-profile", profile);
     let fast = decoding(&mut gateway, by("fast"));
