@@ -1,6 +1,7 @@
 //! What each engine wants to see: the bodies of both legs and what is taken from the prefill
 //! reply.
 
+pub mod usage;
 pub mod vllm;
 
 use crate::fleet::ModelFleet;

@@ -239,6 +239,7 @@ impl Flow {
             connector,
             lead: patch::Lead::of(body, scan),
             chain: plan.chain,
+            learns_from: plan.learns_from,
             timeout_ms,
             deadline: scene.now_ms.saturating_add(timeout_ms),
             attempt,

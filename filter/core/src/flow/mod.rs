@@ -26,6 +26,7 @@ mod ending;
 mod event;
 mod explain;
 mod head;
+mod length;
 mod plan;
 mod prefill;
 mod session;

@@ -4,6 +4,7 @@ use super::decode::DecodeLeg;
 use super::plan::learn;
 use super::state::{Choice, Freeing, Prefilling, State};
 use super::{BodyEdit, Call, Effect, Event, Flow};
+use crate::engine::usage::prompt_tokens;
 use crate::engine::vllm::{self, HandOver};
 use crate::fleet::FleetPod;
 use crate::meters::{Count, Meter};
@@ -72,6 +73,13 @@ impl Flow {
                 );
             }
         };
+        let estimates = &mut scene.worker.estimates;
+        if estimates.are_wanted()
+            && let Some(tokens) = prompt_tokens(body)
+        {
+            let (fleet, bytes) = (&leg.choice.fleet, leg.learns_from);
+            estimates.learn(scene.store, fleet.slot, &fleet.name, bytes, tokens);
+        }
         scene.worker.ledger.prefill_done(leg.choice.charge);
         if let Some(chain) = &leg.chain {
             learn(&leg.choice, leg.choice.prefill_pod(), chain, scene);

@@ -77,6 +77,8 @@ pub(super) struct Prefilling {
     pub(super) lead: Lead,
     /// Prompt blocks, learnt when the leg succeeds.
     pub(super) chain: Option<Chain>,
+    /// Bytes of the prompt's text, to learn how many make a token; 0 = nothing to learn.
+    pub(super) learns_from: u64,
     /// The timeout in force, in ms, and when it ends.
     pub(super) timeout_ms: u64,
     pub(super) deadline: u64,
