@@ -29,6 +29,20 @@ impl Engine {
         }
     }
 
+    /// Its pods drop a request when `/abort_request` names it.
+    #[must_use]
+    pub fn aborts(&self) -> bool {
+        matches!(self, Self::Unsupported(label) if label == "sglang")
+    }
+
+    /// Its decode pod owes an answer once the prefill has succeeded, whatever its load: the prefill
+    /// returns only when the decode pod has taken the KV over. So silence from then on is a fault,
+    /// and the decode timers run without being asked for.
+    #[must_use]
+    pub fn answers_after_prefill(&self) -> bool {
+        self.aborts()
+    }
+
     /// The engine of a model's pairs as far as a request may use them: the first that is not
     /// vLLM, if there is one, for a pair of two engines cannot work.
     #[must_use]

@@ -95,6 +95,7 @@ impl Flow {
             let leg = DecodeLeg {
                 body: BodyEdit::Keep,
                 members: None,
+                prefilled: false,
                 chain: plan.answer_chain(),
             };
             return Ok(self.send_decode(choice, leg, scene, effects));
@@ -168,6 +169,8 @@ impl Flow {
             prefill,
             decode,
             charge: charged.id,
+            streams: plan.streams,
+            rid: None,
             chosen_at_ms: now_ms,
             auto_profile: plan.auto_profile.clone(),
             strategy: plan.strategy,

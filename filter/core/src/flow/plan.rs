@@ -37,6 +37,8 @@ pub(super) struct Plan {
     pub(super) endpoint: Endpoint,
     /// Both legs are possible: one prompt, one answer, an engine that hands its KV over.
     pub(super) hands_over: bool,
+    /// The client asked for a stream.
+    pub(super) streams: bool,
     /// How a pod is chosen when phases do not matter.
     plain: Strategy,
     settings: Settings,
@@ -155,6 +157,7 @@ impl Plan {
             fleet: Rc::clone(&fleet),
             endpoint: head.endpoint,
             hands_over: scan.hands_over && engine == Engine::Vllm,
+            streams: scan.stream,
             prompt_tokens,
             charged_tokens: body_bytes / CHARGED_BYTES_PER_TOKEN,
             tokens_before: None,

@@ -94,6 +94,7 @@ impl Flow {
         let decode = DecodeLeg {
             body: edit,
             members,
+            prefilled: true,
             chain: leg.chain.filter(|_| decode_learns),
         };
         self.send_decode(leg.choice, decode, scene, effects)
@@ -314,7 +315,7 @@ impl Flow {
     }
 
     /// May one more flow outlive its client's stream?
-    fn orphan_allowed(scene: &Scene<'_>) -> bool {
+    pub(super) fn orphan_allowed(scene: &Scene<'_>) -> bool {
         let limit = usize::try_from(scene.config.knobs.max_orphans).unwrap_or(usize::MAX);
         scene.worker.orphans < limit
     }

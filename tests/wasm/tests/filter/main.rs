@@ -21,6 +21,7 @@ mod spread;
 mod stand;
 mod strategies;
 mod streaming;
+mod timers;
 mod tokenizers;
 mod upgrade;
 mod watchdog;
