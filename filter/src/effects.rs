@@ -234,6 +234,11 @@ impl Vm {
                 self.replace_prefix(size, *replace, bytes);
                 size.saturating_sub(*replace).saturating_add(bytes.len())
             }
+            BodyEdit::Replace { .. } => {
+                let body = leg.body.apply(&self.read_body(id));
+                raw::set_buffer(BufferType::HttpRequestBody, 0, size, &body);
+                body.len()
+            }
         };
         stream::set_request_header("content-length", &length.to_string());
         outcome.sent = true;

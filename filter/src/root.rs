@@ -137,6 +137,7 @@ impl Vm {
             return;
         }
         self.ticked_at = now_ms;
+        self.worker.unix_ahead_ms = clock::unix_ahead_ms();
         self.reset_warnings();
         self.worker.fleet.refresh(&SharedData);
         self.watch_snapshot(settings, now_ms);

@@ -70,6 +70,17 @@ pub struct FleetPod {
     pub labels: Vec<(String, String)>,
 }
 
+// === impl FleetPod ===
+
+impl FleetPod {
+    /// The pod's IP, without port and the brackets of IPv6.
+    pub fn ip(&self) -> &str {
+        let address = self.address.as_str();
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
+}
+
 // === impl ModelFleet ===
 
 impl ModelFleet {

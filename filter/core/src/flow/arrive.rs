@@ -2,10 +2,10 @@
 
 use super::decode::DecodeLeg;
 use super::plan::{Circumstances, Plan, pods};
-use super::state::{Choice, Prefilling, State};
+use super::state::{Choice, PrefillCall, Prefilling, State};
 use super::{Attempt, BodyEdit, Call, Effect, Flow};
 use crate::eject::{Rules, Subject};
-use crate::engine::vllm;
+use crate::engine::{Legs, Number};
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::Amounts;
 use crate::meters::{Count, Meter};
@@ -14,7 +14,7 @@ use crate::reply::Fault;
 use crate::request::{Scan, patch, scan};
 use crate::select::{LISTED, Refusal};
 use crate::worker::Scene;
-use pd_wire::knobs::{Choice as _, Knobs, KvConnector, excerpt};
+use pd_wire::knobs::{Choice as _, Knobs, excerpt};
 use pd_wire::names;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -94,7 +94,8 @@ impl Flow {
         if choice.prefill.is_none() {
             let leg = DecodeLeg {
                 body: BodyEdit::Keep,
-                members: None,
+                legs: None,
+                kv: None,
                 chain: plan.answer_chain(),
             };
             return Ok(self.send_decode(choice, leg, scene, effects));
@@ -192,28 +193,12 @@ impl Flow {
         effects: &mut Vec<Effect>,
     ) -> Result<State, Fault> {
         let knobs = &plan.knobs;
-        let leg = choice.prefill_pod().map(|pod| {
-            let connector = connector(pod, knobs);
-            let edits = vllm::prefill_edits(self.head.endpoint, scan, connector);
-            edits.map(|edits| {
-                (
-                    pod.address.clone(),
-                    connector,
-                    patch::build(body, scan, &edits),
-                )
-            })
+        let prepared = self.legs(&plan, &choice, scene).and_then(|legs| {
+            let edits = legs.prefill_edits(self.head.endpoint, scan);
+            let edits = edits.map_err(|error| plan.no_pod(error.to_string()))?;
+            Ok((legs, patch::build(body, scan, &edits)))
         });
-        let (address, connector, body_out) = match leg {
-            Some(Ok(leg)) => leg,
-            Some(Err(error)) => {
-                Self::release(&choice, scene);
-                return Err(plan.no_pod(error.to_string()));
-            }
-            None => {
-                Self::release(&choice, scene);
-                return Err(plan.no_pod("the prefill pod left the snapshot".to_owned()));
-            }
-        };
+        let (legs, prefill_body) = prepared.inspect_err(|_| Self::release(&choice, scene))?;
         if attempt.failure.is_some() {
             scene.worker.retrying = scene.worker.retrying.saturating_add(1);
             effects.push(Effect::Count(Count::new(
@@ -224,23 +209,43 @@ impl Flow {
         let per_kilo = knobs.prefill_timeout_per_kilo_token_ms;
         let growth = per_kilo.saturating_mul(plan.prompt_tokens) / 1000;
         let timeout_ms = knobs.prefill_request_timeout_ms.saturating_add(growth);
+        let address = choice.prefill_pod().map(|pod| pod.address.clone());
         effects.push(Effect::Call(Call {
-            address,
+            method: "POST",
+            address: address.unwrap_or_default(),
             path: self.head.path.clone(),
             headers: self.leg_headers(&self.request_id),
-            body: body_out,
+            body: prefill_body,
             timeout_ms: timeout_ms.saturating_add(HOST_GRACE_MS),
         }));
+        let ids_member = legs.ids_member(self.head.endpoint);
         Ok(State::Prefilling(Prefilling {
             choice,
-            connector,
-            lead: patch::Lead::of(body, scan),
-            chain: plan.chain,
-            timeout_ms,
-            deadline: scene.now_ms.saturating_add(timeout_ms),
+            legs,
+            lead: patch::Lead::of(body, scan).replacing(scan, ids_member),
+            call: PrefillCall {
+                chain: plan.chain,
+                timeout_ms,
+                deadline: scene.now_ms.saturating_add(timeout_ms),
+            },
             attempt,
-            judged: false,
         }))
+    }
+
+    /// The legs of this attempt with the chosen pair.
+    fn legs(&self, plan: &Plan, choice: &Choice, scene: &mut Scene<'_>) -> Result<Legs, Fault> {
+        let pod = choice
+            .prefill_pod()
+            .ok_or_else(|| plan.no_pod("the prefill pod left the snapshot".to_owned()))?;
+        let draw = |number| match number {
+            Number::Word => scene.worker.ids.word(),
+            Number::DisaggId => {
+                let machine = scene.config.knobs.trt_machine_id;
+                scene.worker.disagg_id(scene.store, machine, scene.now_ms)
+            }
+        };
+        Legs::new(&plan.engine, pod, &plan.knobs, &self.request_id, draw)
+            .ok_or_else(|| plan.no_pod("pods of its engine are not paired".to_owned()))
     }
 
     /// Headers of a request of our own.
@@ -307,14 +312,6 @@ fn excluded(attempt: &Attempt, fleet: &ModelFleet, knobs: &Knobs, scene: &Scene<
         .filter(|(_, set)| !allowed || set.prefill.iter().any(was_tried))
         .map(|(position, _)| position)
         .collect()
-}
-
-/// The connector of a vLLM pod: its label, else the setting.
-fn connector(pod: &FleetPod, knobs: &Knobs) -> KvConnector {
-    pod.kv_connector
-        .as_deref()
-        .and_then(KvConnector::from_name)
-        .unwrap_or(knobs.kv_connector_type)
 }
 
 /// The facts of a choice for the access log.

@@ -2,12 +2,12 @@
 
 use super::affinity;
 use super::plan;
-use super::prefill::host;
 use super::sse::{Opening, Verdict};
 use super::state::{Choice, Decoding, State};
 use super::verdict::{Part, cause_of};
 use super::{BodyEdit, Effect, Event, Flow, Leg};
 use crate::eject::{Cause, Outcome};
+use crate::engine::{KvReference, Legs};
 use crate::meters::{Count, Meter};
 use crate::prefix::Chain;
 use crate::reply::Fault;
@@ -23,8 +23,10 @@ const NEVER_CONNECTED: [&str; 2] = ["connection_failure", "connection_timeout"];
 pub(super) struct DecodeLeg {
     /// Change to the body.
     pub(super) body: BodyEdit,
+    /// The protocol of the pair; `None` for one leg.
+    pub(super) legs: Option<Legs>,
     /// The KV reference that the body carries then.
-    pub(super) members: Option<Vec<u8>>,
+    pub(super) kv: Option<KvReference>,
     /// Prompt blocks, when the pod's cache shall be remembered.
     pub(super) chain: Option<Chain>,
 }
@@ -54,8 +56,9 @@ impl Flow {
         let idle_ms = choice.knobs.stream_idle_backstop_ms;
         State::Decoding(Decoding {
             choice,
-            took_kv: leg.members.is_some(),
-            members: leg.members,
+            took_kv: leg.kv.is_some(),
+            legs: leg.legs,
+            kv: leg.kv,
             chain: leg.chain,
             idle_ms,
             deadline: scene.now_ms.saturating_add(idle_ms),
@@ -84,7 +87,7 @@ impl Flow {
                 ..
             } => {
                 leg.status = Some(status);
-                let handed_over = leg.members.take().is_some();
+                let handed_over = leg.kv.take().is_some();
                 leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
                 effects.push(Effect::Dress(self.response_headers(&leg.choice)));
                 self.judge_status(&leg, status, scene, effects);
@@ -135,7 +138,7 @@ impl Flow {
                 self.client_gone(scene, effects);
                 // The charged pod may be slow to connect to.
                 let pod = leg.choice.other_decode_pod().or(leg.choice.decode_pod());
-                self.free_unsent(&leg.choice, pod, leg.members.as_deref(), scene, effects)
+                self.free_unsent(&leg, pod, scene, effects)
             }
             Event::Gone { engine_cut, .. } => {
                 Self::release(&leg.choice, scene);
@@ -193,7 +196,7 @@ impl Flow {
         // Only a pod of the same roleset is known to reach the prefill pod.
         let never = NEVER_CONNECTED.iter().any(|words| details.contains(words));
         let other = leg.choice.other_decode_pod().filter(|_| never);
-        self.free_unsent(&leg.choice, other, leg.members.as_deref(), scene, effects)
+        self.free_unsent(leg, other, scene, effects)
     }
 
     /// The decode engine could not take the KV, and said so after its headers.
@@ -259,7 +262,7 @@ impl Flow {
         }
         if let Some(pod) = choice.prefill_pod() {
             headers.push((names::HEADER_PREFILL_NAME, pod.name.clone()));
-            headers.push((names::HEADER_PREFILL_IP, host(&pod.address).to_owned()));
+            headers.push((names::HEADER_PREFILL_IP, pod.ip().to_owned()));
         }
         if let Some(id) = &self.head.client_request_id {
             headers.push((names::HEADER_REQUEST_ID, id.clone()));

@@ -32,7 +32,8 @@ mod state;
 mod tests;
 mod verdict;
 
-pub use effect::{BodyEdit, Call, Effect, Leg};
+pub use crate::request::patch::BodyEdit;
+pub use effect::{Call, Effect, Leg};
 pub use event::{Event, Lost};
 pub use explain::explain;
 pub use head::{Head, Route, route};

@@ -2,10 +2,11 @@
 
 use super::decode::DecodeLeg;
 use super::plan::learn;
-use super::state::{Choice, Freeing, Prefilling, State};
-use super::{BodyEdit, Call, Effect, Event, Flow};
-use crate::engine::vllm::{self, HandOver};
+use super::state::{Choice, Decoding, Freeing, Orphan, Prefilling, State};
+use super::{Attempt, BodyEdit, Call, Effect, Event, Flow};
+use crate::engine::{HandOver, KvReference, Legs};
 use crate::fleet::FleetPod;
+use crate::ledger::ChargeId;
 use crate::meters::{Count, Meter};
 use crate::reply::{Fault, PrefillFailure, prefill_passthrough};
 use crate::worker::Scene;
@@ -22,7 +23,7 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        self.judge_prefill(&leg, &event, scene, effects);
+        self.judge_prefill(&leg.choice, leg.call.deadline, &event, scene, effects);
         match event {
             Event::CallReply { status: 200, body } => self.prefilled(leg, body, scene, effects),
             Event::CallReply { status, body } => {
@@ -31,7 +32,9 @@ impl Flow {
             Event::CallFailed | Event::CallLost(_) => {
                 self.prefill_failed(leg, PrefillFailure::Transport, &[], scene, effects)
             }
-            Event::Due if scene.now_ms >= leg.deadline => self.prefill_late(leg, scene, effects),
+            Event::Due if scene.now_ms >= leg.call.deadline => {
+                self.prefill_late(leg, scene, effects)
+            }
             Event::Gone { .. } => self.abandoned(leg, scene, effects),
             _ => State::Prefilling(leg),
         }
@@ -45,13 +48,21 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        Self::leave_retry(&leg, scene);
-        let handed_over = hand_over(&leg, body);
-        self.judge_answer(&leg, &handed_over, scene, effects);
-        let (edit, members) = match handed_over {
+        Self::leave_retry(&leg.attempt, scene);
+        let handed_over = leg.legs.hand_over(body, leg.choice.prefill_pod());
+        self.judge_answer(&leg.choice, &handed_over, scene, effects);
+        let (edit, kv) = match handed_over {
             HandOver::Members(members) => {
-                (BodyEdit::Prefix(leg.lead.with(&members)), Some(members))
+                let kv = KvReference {
+                    members,
+                    prompt_ids: leg.legs.prompt_ids(body).map(<[u8]>::to_vec),
+                };
+                (
+                    leg.legs.decode_edit(&leg.lead, self.head.endpoint, &kv),
+                    Some(kv),
+                )
             }
+            HandOver::Nothing => (BodyEdit::Keep, None),
             HandOver::Unusable(reason) => {
                 effects.push(Effect::Count(
                     Count::new(Meter::HandOverUnusable, self.model.clone())
@@ -73,7 +84,7 @@ impl Flow {
             }
         };
         scene.worker.ledger.prefill_done(leg.choice.charge);
-        if let Some(chain) = &leg.chain {
+        if let Some(chain) = &leg.call.chain {
             learn(&leg.choice, leg.choice.prefill_pod(), chain, scene);
         }
         effects.push(Effect::Count(
@@ -85,8 +96,9 @@ impl Flow {
         let decode_learns = leg.choice.knobs.local_prefill_max_tokens > 0;
         let decode = DecodeLeg {
             body: edit,
-            members,
-            chain: leg.chain.filter(|_| decode_learns),
+            legs: Some(leg.legs),
+            kv,
+            chain: leg.call.chain.filter(|_| decode_learns),
         };
         self.send_decode(leg.choice, decode, scene, effects)
     }
@@ -95,13 +107,13 @@ impl Flow {
     /// charges, which follow the work.
     fn prefill_late(
         &mut self,
-        mut leg: Prefilling,
+        leg: Prefilling,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        Self::leave_retry(&leg, scene);
-        let detail = format!("no answer within {} ms", leg.timeout_ms);
-        let mut attempt = super::Attempt {
+        Self::leave_retry(&leg.attempt, scene);
+        let detail = format!("no answer within {} ms", leg.call.timeout_ms);
+        let mut attempt = Attempt {
             since: leg.attempt.since,
             tried: leg.attempt.tried.clone(),
             tokens_before: leg.attempt.tokens_before,
@@ -111,8 +123,7 @@ impl Flow {
             .tried
             .extend(leg.choice.prefill_pod().map(|pod| pod.key));
         self.count_failure(PrefillFailure::Timeout, effects);
-        leg.judged = true;
-        let orphan = self.orphan(leg, scene);
+        let orphan = self.orphan(leg.into_orphan(true), scene);
         match orphan {
             Some(orphan) => effects.push(Effect::Orphan(Box::new(orphan))),
             None => effects.push(Effect::Warn("too many orphaned prefill legs".to_owned())),
@@ -130,7 +141,7 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        Self::leave_retry(&leg, scene);
+        Self::leave_retry(&leg.attempt, scene);
         if !failure.is_retriable() {
             return self.prefill_refused(leg, failure, body, scene, effects);
         }
@@ -171,8 +182,8 @@ impl Flow {
     }
 
     /// A leg that was a retry no longer counts against the retry budget.
-    fn leave_retry(leg: &Prefilling, scene: &mut Scene<'_>) {
-        if leg.attempt.failure.is_some() {
+    fn leave_retry(attempt: &Attempt, scene: &mut Scene<'_>) {
+        if attempt.failure.is_some() {
             scene.worker.retrying = scene.worker.retrying.saturating_sub(1);
         }
     }
@@ -202,9 +213,14 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        Self::leave_retry(&leg, scene);
+        Self::leave_retry(&leg.attempt, scene);
         self.client_gone(scene, effects);
-        match self.orphan(leg, scene) {
+        self.outlive(leg.into_orphan(false), scene)
+    }
+
+    /// This flow itself goes on as an orphan, if there is room.
+    pub(super) fn outlive(&self, orphan: Orphan, scene: &mut Scene<'_>) -> State {
+        match self.orphan(orphan, scene) {
             Some(orphan) => orphan.state,
             None => State::Ended,
         }
@@ -212,7 +228,7 @@ impl Flow {
 
     /// A flow that waits for the leg's end alone; `None` when there are too many, and then the
     /// charges are given back at once.
-    fn orphan(&self, mut leg: Prefilling, scene: &mut Scene<'_>) -> Option<Self> {
+    fn orphan(&self, mut leg: Orphan, scene: &mut Scene<'_>) -> Option<Self> {
         if !Self::orphan_allowed(scene) {
             Self::release(&leg.choice, scene);
             return None;
@@ -230,25 +246,32 @@ impl Flow {
     /// The prefill leg is out and nobody waits for it.
     pub(super) fn orphaned(
         &self,
-        leg: Prefilling,
+        leg: Orphan,
         event: Event<'_>,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
         if !leg.judged {
-            self.judge_prefill(&leg, &event, scene, effects);
+            self.judge_prefill(&leg.choice, leg.deadline, &event, scene, effects);
         }
         match event {
             Event::CallReply { status: 200, body } => {
-                let handed_over = hand_over(&leg, body);
+                let handed_over = leg.legs.hand_over(body, leg.choice.prefill_pod());
                 if !leg.judged {
-                    self.judge_answer(&leg, &handed_over, scene, effects);
+                    self.judge_answer(&leg.choice, &handed_over, scene, effects);
                 }
                 scene.worker.ledger.prefill_done(leg.choice.charge);
                 if let (HandOver::Members(members), Some(pod)) =
                     (handed_over, leg.choice.decode_pod())
                 {
-                    return self.free(&leg.choice, pod, &members, scene, effects);
+                    let kv = KvReference {
+                        members,
+                        prompt_ids: leg.legs.prompt_ids(body).map(<[u8]>::to_vec),
+                    };
+                    if let Some(call) = self.freeing_call(&leg.legs, &kv, pod, &leg.choice, scene) {
+                        effects.push(Effect::Call(call));
+                        return Self::freeing_state(leg.choice.charge, scene);
+                    }
                 }
                 self.laid_to_rest(leg.choice.charge, "nothing_held", scene, effects)
             }
@@ -262,26 +285,31 @@ impl Flow {
         }
     }
 
-    /// Asks a decode pod to have the prefill pod free what `members` names; the charges stay
-    /// until it is answered.
-    pub(super) fn free(
+    /// Asks a decode pod to have the prefill pod free its KV; `None` where no request does that.
+    fn freeing_call(
         &self,
-        choice: &Choice,
+        legs: &Legs,
+        kv: &KvReference,
         pod: &FleetPod,
-        members: &[u8],
+        choice: &Choice,
         scene: &mut Scene<'_>,
-        effects: &mut Vec<Effect>,
-    ) -> State {
+    ) -> Option<Call> {
+        let body = legs.release_body(&choice.fleet.name, kv, self.head.endpoint)?;
         let id = scene.worker.ids.request_id();
-        effects.push(Effect::Call(Call {
+        Some(Call {
+            method: "POST",
             address: pod.address.clone(),
             path: self.head.path.clone(),
             headers: self.leg_headers(&id),
-            body: vllm::release_body(&choice.fleet.name, members, self.head.endpoint),
+            body,
             timeout_ms: ORPHAN_GRACE_MS,
-        }));
+        })
+    }
+
+    /// The charges stay until the freeing call is answered.
+    fn freeing_state(charge: ChargeId, scene: &Scene<'_>) -> State {
         State::Freeing(Freeing {
-            charge: choice.charge,
+            charge,
             deadline: scene.now_ms.saturating_add(2 * ORPHAN_GRACE_MS),
         })
     }
@@ -291,18 +319,25 @@ impl Flow {
     /// it.
     pub(super) fn free_unsent(
         &self,
-        choice: &Choice,
+        leg: &Decoding,
         pod: Option<&FleetPod>,
-        members: Option<&[u8]>,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        let (Some(pod), Some(members), true) = (pod, members, Self::orphan_allowed(scene)) else {
+        let choice = &leg.choice;
+        let call = match (&leg.legs, &leg.kv, pod) {
+            (Some(legs), Some(kv), Some(pod)) if Self::orphan_allowed(scene) => {
+                self.freeing_call(legs, kv, pod, choice, scene)
+            }
+            _ => None,
+        };
+        let Some(call) = call else {
             Self::release(choice, scene);
             return State::Ended;
         };
         scene.worker.orphans = scene.worker.orphans.saturating_add(1);
-        self.free(choice, pod, members, scene, effects)
+        effects.push(Effect::Call(call));
+        Self::freeing_state(choice.charge, scene)
     }
 
     /// May one more flow outlive its client's stream?
@@ -333,7 +368,7 @@ impl Flow {
 
     fn laid_to_rest(
         &self,
-        charge: crate::ledger::ChargeId,
+        charge: ChargeId,
         result: &'static str,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
@@ -346,17 +381,16 @@ impl Flow {
     }
 }
 
-/// What the prefill engine's answer lets the decode leg carry.
-fn hand_over(leg: &Prefilling, body: &[u8]) -> HandOver {
-    let address = leg
-        .choice
-        .prefill_pod()
-        .map_or("", |pod| pod.address.as_str());
-    vllm::hand_over(body, leg.connector, host(address))
-}
+// === impl Prefilling ===
 
-/// The IP of an `ip:port`, without the brackets of IPv6.
-pub(super) fn host(address: &str) -> &str {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    host.trim_start_matches('[').trim_end_matches(']')
+impl Prefilling {
+    /// The same leg when nobody waits for it any more.
+    fn into_orphan(self, judged: bool) -> Orphan {
+        Orphan {
+            choice: self.choice,
+            legs: self.legs,
+            deadline: self.call.deadline,
+            judged,
+        }
+    }
 }

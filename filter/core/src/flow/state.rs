@@ -2,11 +2,12 @@
 
 use super::Attempt;
 use super::sse::Opening;
+use crate::engine::{KvReference, Legs};
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::ChargeId;
 use crate::prefix::Chain;
 use crate::request::patch::Lead;
-use pd_wire::knobs::{Knobs, KvConnector, Strategy};
+use pd_wire::knobs::{Knobs, Strategy};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -32,7 +33,7 @@ pub(super) enum State {
     /// The client's own request is at the decode pod (or the only pod).
     Decoding(Decoding),
     /// The client left while the prefill leg is out.
-    Orphaned(Prefilling),
+    Orphaned(Orphan),
     /// The call that frees an orphan's KV is out.
     Freeing(Freeing),
     /// Nothing more will happen.
@@ -63,16 +64,30 @@ pub(super) struct Choice {
 #[derive(Debug)]
 pub(super) struct Prefilling {
     pub(super) choice: Choice,
-    pub(super) connector: KvConnector,
+    pub(super) legs: Legs,
     /// The client's body up to and including its `{`.
     pub(super) lead: Lead,
-    /// Prompt blocks, learnt when the leg succeeds.
+    pub(super) call: PrefillCall,
+    pub(super) attempt: Attempt,
+}
+
+/// The call of a prefill leg.
+#[derive(Debug)]
+pub(super) struct PrefillCall {
+    /// Prompt blocks, learnt when it succeeds.
     pub(super) chain: Option<Chain>,
     /// The timeout in force, in ms, and when it ends.
     pub(super) timeout_ms: u64,
     pub(super) deadline: u64,
-    pub(super) attempt: Attempt,
-    /// The ejections know how it ended.
+}
+
+/// A prefill leg that nobody waits for.
+#[derive(Debug)]
+pub(super) struct Orphan {
+    pub(super) choice: Choice,
+    pub(super) legs: Legs,
+    pub(super) deadline: u64,
+    /// Its end tells the ejections nothing: they know it, or the other leg is to blame.
     pub(super) judged: bool,
 }
 
@@ -80,8 +95,10 @@ pub(super) struct Prefilling {
 #[derive(Debug)]
 pub(super) struct Decoding {
     pub(super) choice: Choice,
-    /// The KV reference given to the decode pod, as a member of its body, until it answers.
-    pub(super) members: Option<Vec<u8>>,
+    /// The protocol of its pair; `None` for one leg.
+    pub(super) legs: Option<Legs>,
+    /// The KV reference given to the decode pod, until it answers.
+    pub(super) kv: Option<KvReference>,
     /// Prompt blocks, learnt when the pod answers well.
     pub(super) chain: Option<Chain>,
     /// The decode pod was to take KV over.
@@ -109,7 +126,7 @@ impl State {
         match self {
             Self::Receiving { probe_at } => *probe_at,
             Self::Awaiting { look_at, .. } => Some(*look_at),
-            Self::Prefilling(leg) => Some(leg.deadline),
+            Self::Prefilling(leg) => Some(leg.call.deadline),
             Self::Orphaned(leg) => Some(leg.deadline),
             Self::Decoding(leg) => Some(leg.deadline),
             Self::Freeing(leg) => Some(leg.deadline),
