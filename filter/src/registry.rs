@@ -147,6 +147,13 @@ impl Registry {
         }
     }
 
+    /// For `ms` this worker stood still and heard of no pod.
+    pub fn unheard_for(&mut self, ms: u64) {
+        for entry in self.flows.values_mut() {
+            entry.flow.unheard_for(ms);
+        }
+    }
+
     /// The flows whose deadline has come. A flow that asks again for a time that has passed is
     /// heard at the next call, so a caller never loops.
     pub fn take_due(&mut self, now_ms: u64) -> Vec<FlowId> {

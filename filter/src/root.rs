@@ -21,6 +21,8 @@ use std::time::Duration;
 pub const TICK_MS: u64 = 100;
 /// How much earlier than a period after the last one a tick may come and count, in ms.
 const TICK_SLACK_MS: u64 = 10;
+/// Time between two ticks from which on this worker, and not the pods, was silent, in ms.
+const STALL_MS: u64 = 5 * TICK_MS;
 /// How often expired charges are looked for, in ms.
 const SWEEP_MS: u64 = 60_000;
 
@@ -129,6 +131,10 @@ impl Vm {
     fn tick(&mut self, settings: &Settings) {
         let now_ms = clock::now_ms();
         self.dispatch_posted(settings.root);
+        let since = now_ms.saturating_sub(self.ticked_at);
+        if since >= STALL_MS {
+            self.flows.unheard_for(since.saturating_sub(TICK_MS));
+        }
         for id in self.flows.take_due(now_ms) {
             self.handle(id, Event::Due, Place::Root(settings.root));
         }

@@ -31,6 +31,9 @@ pub enum Meter {
     Orphan,
     /// Timers that ended a request.
     Watchdog,
+    /// Calls that tell a pod to drop a request; `prefill_failure_class` says why, `result` how it
+    /// went.
+    Abort,
     /// Charges given back because they outlived their time to live.
     ChargeExpired,
     /// Requests whose session key was too long to be looked at.
@@ -53,6 +56,7 @@ impl Meter {
             Self::Ejection => "gateway_pd_ejection_total",
             Self::Orphan => "gateway_pd_orphan_total",
             Self::Watchdog => "gateway_pd_decode_watchdog_total",
+            Self::Abort => "gateway_pd_decode_abort_total",
             Self::ChargeExpired => "gateway_pd_charge_expired_total",
             Self::SessionKeyTooLong => "gateway_pd_session_key_too_long_total",
         }

@@ -123,14 +123,14 @@ pub enum Fault {
     #[error("the decode pod could not take over the prompt's KV cache; retry the request")]
     DecodeHandOver,
     /// The decode pod fell silent.
-    #[error("decode pod {pod} did not {what} within {seconds} s")]
+    #[error("decode pod {pod} did not {what} within {} s", seconds(*.limit_ms))]
     DecodeTimeout {
         /// Pod name.
         pod: String,
         /// What was awaited.
         what: &'static str,
-        /// The limit.
-        seconds: u64,
+        /// The limit, in ms.
+        limit_ms: u64,
     },
     /// The listener's configuration hides bodies from the filter.
     #[error(
@@ -299,6 +299,16 @@ fn error_body(status: u16, message: &str, code: Option<&str>, param: Option<&str
     value.to_string().into_bytes()
 }
 
+/// Milliseconds as seconds, with a fraction where there is one.
+fn seconds(ms: u64) -> String {
+    let (whole, rest) = (ms / 1000, ms % 1000);
+    if rest == 0 {
+        return whole.to_string();
+    }
+    let text = format!("{whole}.{rest:03}");
+    text.trim_end_matches('0').to_owned()
+}
+
 /// Text that is safe as a header value: printable ASCII, bounded.
 fn header_text(text: &str) -> String {
     text.chars()
@@ -330,6 +340,20 @@ mod tests {
             body["error"]["message"],
             "prefill request failed (timeout): no answer within 30 s"
         );
+    }
+
+    #[test]
+    fn a_limit_is_told_in_seconds_and_their_fractions() {
+        for (limit_ms, told) in [(60_000, "60"), (1500, "1.5"), (20, "0.02"), (1001, "1.001")] {
+            let (pod, what) = ("d".to_owned(), "start responding");
+            let fault = Fault::DecodeTimeout {
+                pod,
+                what,
+                limit_ms,
+            };
+            let message = format!("decode pod d did not start responding within {told} s");
+            assert_eq!(fault.to_string(), message);
+        }
     }
 
     #[test]

@@ -20,7 +20,7 @@ pub use choices::{
 };
 pub use kind::{Kind, Secret, Unit, Value};
 pub use overrides::Overrides;
-pub use table::{KNOBS, Knobs};
+pub use table::{KNOBS, Knobs, TimersGiven};
 pub use variables::Variables;
 
 /// One row of the table.

@@ -21,18 +21,25 @@ pub struct Agent {
 // === impl Agent ===
 
 impl Agent {
-    /// Starts an agent that pushes the pods of a file to the Envoy with this control address.
+    /// Starts an agent that pushes the pods of a file to the Envoy with this control address, with
+    /// these arguments beside.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start(pods: &Path, control: SocketAddr, log: &Path) -> Result<Self> {
+    pub fn start(
+        pods: &Path,
+        control: SocketAddr,
+        log: &Path,
+        arguments: &[String],
+    ) -> Result<Self> {
         let admin = free_address()?;
         let mut command = Command::new(Programs::agent());
         command
             .arg("--pods-file")
             .arg(pods)
             .args(["--envoy", &format!("http://{control}")])
-            .args(["--listen", &admin.to_string()]);
+            .args(["--listen", &admin.to_string()])
+            .args(arguments);
         let process = Process::start("pd-agent", &mut command, log)?;
         Ok(Self { process, admin })
     }

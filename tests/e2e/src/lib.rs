@@ -14,6 +14,7 @@
 
 mod agent;
 mod client;
+mod documented;
 mod envoy;
 mod load;
 mod patience;
@@ -24,6 +25,7 @@ mod stand;
 
 pub use agent::Agent;
 pub use client::{Answer, Call, Link, Live, Piece};
+pub use documented::variables;
 pub use envoy::{Envoy, EnvoyConfig};
 pub use load::{Load, Outcomes};
 pub use patience::{eventually, until, within};

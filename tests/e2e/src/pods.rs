@@ -16,7 +16,7 @@ pub(crate) const NAMESPACE: &str = "test";
 pub struct Pod {
     /// Pod name; also the engine's.
     pub name: String,
-    /// Value of the role label.
+    /// Value of the role label; empty: there is none.
     pub role: String,
     /// Value of the roleset label.
     pub roleset: Option<String>,
@@ -58,7 +58,7 @@ impl Pod {
             .collect()
     }
 
-    fn new(role: &str, engine_role: Role, roleset: Option<&str>) -> Self {
+    pub(crate) fn new(role: &str, engine_role: Role, roleset: Option<&str>) -> Self {
         let name = match roleset {
             Some(roleset) => format!("{role}-{roleset}"),
             None => role.to_owned(),
@@ -109,11 +109,15 @@ impl Pod {
     /// The pod as Kubernetes shows it, served at this address.
     pub(crate) fn manifest(&self, at: SocketAddr, uid: &str) -> Value {
         let mut labels = self.labels.clone();
+        labels
+            .entry(pd_wire::names::LABEL_ENGINE.to_owned())
+            .or_insert_with(|| "vllm".to_owned());
         let mut label = |name: &str, value: &str| labels.insert(name.to_owned(), value.to_owned());
         label(pd_wire::names::LABEL_MODEL, &self.engine.model);
         label(pd_wire::names::LABEL_PORT, &at.port().to_string());
-        label(pd_wire::names::LABEL_ENGINE, "vllm");
-        label(pd_wire::names::LABEL_ROLE, &self.role);
+        if !self.role.is_empty() {
+            label(pd_wire::names::LABEL_ROLE, &self.role);
+        }
         if let Some(roleset) = &self.roleset {
             label(pd_wire::names::LABEL_ROLESET, roleset);
         }

@@ -32,6 +32,7 @@ pub struct Stand {
     engines: BTreeMap<String, Engine>,
     pods: Vec<Pod>,
     folder: Option<TempDir>,
+    agent_arguments: Vec<String>,
     agents_started: u32,
     _seat: SemaphorePermit<'static>,
 }
@@ -42,6 +43,7 @@ pub struct StandBuilder {
     pods: Vec<Pod>,
     envoy: EnvoyConfig,
     agent: bool,
+    agent_arguments: Vec<String>,
     wait: bool,
     seats: u32,
 }
@@ -76,6 +78,12 @@ impl StandBuilder {
     /// Largest request body, in bytes.
     pub fn body_limit(mut self, bytes: u64) -> Self {
         self.envoy = self.envoy.body_limit(bytes);
+        self
+    }
+
+    /// More arguments of the agent.
+    pub fn agent_arguments(mut self, arguments: impl IntoIterator<Item = String>) -> Self {
+        self.agent_arguments = arguments.into_iter().collect();
         self
     }
 
@@ -134,6 +142,7 @@ impl StandBuilder {
             engines,
             pods: self.pods,
             folder: Some(folder),
+            agent_arguments: self.agent_arguments,
             agents_started: 0,
             _seat: seat,
         };
@@ -158,6 +167,7 @@ impl Stand {
             pods: Vec::new(),
             envoy: EnvoyConfig::new(Programs::envoy(), Programs::filter()),
             agent: true,
+            agent_arguments: Vec::new(),
             wait: true,
             seats: 1,
         }
@@ -194,7 +204,8 @@ impl Stand {
             .path()
             .join(format!("agent-{}.log", self.agents_started));
         self.agents_started += 1;
-        let agent = Agent::start(&self.pods_file(), self.envoy.control(), &log)?;
+        let arguments = &self.agent_arguments;
+        let agent = Agent::start(&self.pods_file(), self.envoy.control(), &log, arguments)?;
         self.agent = Some(agent);
         Ok(())
     }

@@ -11,6 +11,7 @@
 mod agent;
 mod bodies;
 mod config;
+mod documented;
 mod ejection;
 mod errors;
 mod faults;

@@ -19,9 +19,9 @@ pub struct RequestHints<'a> {
 }
 
 impl<'a> RequestHints<'a> {
-    /// Whether resolving needs the sizes: only [`AUTO`] does.
+    /// Whether resolving needs the sizes: only [`AUTO`] does, in upper or lower case as in AIBrix.
     pub fn is_auto(&self) -> bool {
-        trimmed(self.profile) == Some(AUTO)
+        trimmed(self.profile).is_some_and(|name| name.eq_ignore_ascii_case(AUTO))
     }
 }
 

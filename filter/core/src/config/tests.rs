@@ -284,16 +284,21 @@ fn auto_chooses_by_size_and_falls_back_to_the_default_profile() {
         "default": {},
         "long": {"routingConfig": {"promptTokensGte": 100}}
     }}));
-    let auto = |model, prompt_tokens| {
+    let spelt = |name, model, prompt_tokens| {
         let hints = RequestHints {
-            profile: Some("auto"),
+            profile: Some(name),
             prompt_tokens: Some(prompt_tokens),
             ..RequestHints::default()
         };
         let resolved = resolve(&Config::default(), model, hints, true).unwrap();
         (resolved.profile_name, resolved.pod_profile, resolved.auto)
     };
+    let auto = |model, prompt_tokens| spelt("auto", model, prompt_tokens);
     assert_eq!(auto(Some(&model), 100), (Some("long"), Some("long"), true));
+    for name in ["AUTO", " Auto "] {
+        let found = spelt(name, Some(&model), 100);
+        assert_eq!(found, (Some("long"), Some("long"), true), "{name}");
+    }
     assert_eq!(auto(Some(&model), 99), (Some("default"), None, true));
     assert_eq!(auto(None, 99), (None, None, false));
 }

@@ -13,13 +13,13 @@ use pd_wire::names::DEFAULT_BOOTSTRAP_PORT;
 
 /// How the legs of a pair follow each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum Dispatch {
     /// The decode leg waits for the prefill reply and carries parts of it.
     Sequential,
     /// Both are sent at once.
     Together,
     /// Both are sent at once, when the prefill pod has said where it is found.
-    TogetherAfterLookUp,
+    AfterLookUp,
 }
 
 /// A number that the legs of an attempt share.
@@ -75,11 +75,11 @@ impl Legs {
 
     /// How they follow each other.
     #[must_use]
-    pub fn order(&self) -> Order {
+    pub fn dispatch(&self) -> Dispatch {
         match self {
-            Self::Vllm(_) | Self::ContextFirst(_) => Order::Sequential,
-            Self::Sglang(_) => Order::Together,
-            Self::GenerationFirst(_) => Order::TogetherAfterLookUp,
+            Self::Vllm(_) | Self::ContextFirst(_) => Dispatch::Sequential,
+            Self::Sglang(_) => Dispatch::Together,
+            Self::GenerationFirst(_) => Dispatch::AfterLookUp,
         }
     }
 

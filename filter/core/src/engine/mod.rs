@@ -9,7 +9,7 @@ pub mod trtllm;
 pub mod vllm;
 
 pub use hand_over::{HandOver, Unusable};
-pub use legs::{KvReference, Legs, Number, Order};
+pub use legs::{Dispatch, KvReference, Legs, Number};
 
 use crate::fleet::ModelFleet;
 use crate::request::Endpoint;
@@ -40,6 +40,20 @@ impl Engine {
             "trtllm" => Self::Trtllm,
             other => Self::Unknown(excerpt(other)),
         }
+    }
+
+    /// Its pods drop a request when `/abort_request` names it.
+    #[must_use]
+    pub fn aborts(&self) -> bool {
+        *self == Self::Sglang
+    }
+
+    /// Its decode pod owes an answer once the prefill has succeeded, whatever its load: the prefill
+    /// returns only when the decode pod has taken the KV over. So silence from then on is a fault,
+    /// and the decode timers run without being asked for.
+    #[must_use]
+    pub fn answers_after_prefill(&self) -> bool {
+        self.aborts()
     }
 
     /// The engine of a model's pairs as far as a request may use them. A label that is not known

@@ -96,6 +96,7 @@ impl Flow {
                 body: BodyEdit::Keep,
                 legs: None,
                 kv: None,
+                prefilled: false,
                 chain: plan.answer_chain(),
             };
             return Ok(self.send_decode(choice, leg, scene, effects));
@@ -169,6 +170,8 @@ impl Flow {
             prefill,
             decode,
             charge: charged.id,
+            streams: plan.streams,
+            rid: None,
             chosen_at_ms: now_ms,
             auto_profile: plan.auto_profile.clone(),
             strategy: plan.strategy,

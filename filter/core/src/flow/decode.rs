@@ -1,9 +1,11 @@
 //! The client's own request at its pod: released, dressed, watched, ended.
 
+use super::abort::{Order, Reason};
 use super::affinity;
 use super::plan;
 use super::sse::{Opening, Verdict};
 use super::state::{Choice, Decoding, State};
+use super::timers::{Overdue, Timers, Watch};
 use super::verdict::{Part, cause_of};
 use super::{BodyEdit, Effect, Event, Flow, Leg};
 use crate::eject::{Cause, Outcome};
@@ -27,6 +29,8 @@ pub(super) struct DecodeLeg {
     pub(super) legs: Option<Legs>,
     /// The KV reference that the body carries then.
     pub(super) kv: Option<KvReference>,
+    /// The prefill has succeeded, so the pod owes an answer from now on.
+    pub(super) prefilled: bool,
     /// Prompt blocks, when the pod's cache shall be remembered.
     pub(super) chain: Option<Chain>,
 }
@@ -53,15 +57,18 @@ impl Flow {
             body: leg.body,
         }));
         scene.worker.ledger.decode_sent(choice.charge);
-        let idle_ms = choice.knobs.stream_idle_backstop_ms;
+        let timers = Timers::of(&choice.knobs, &choice.engine());
+        let mut watch = Watch::new(timers, choice.streams, scene.now_ms);
+        if leg.prefilled {
+            watch.prefilled(scene.now_ms);
+        }
         State::Decoding(Decoding {
             choice,
             took_kv: leg.kv.is_some(),
             legs: leg.legs,
             kv: leg.kv,
             chain: leg.chain,
-            idle_ms,
-            deadline: scene.now_ms.saturating_add(idle_ms),
+            watch,
             status: None,
             opening: None,
         })
@@ -88,7 +95,7 @@ impl Flow {
             } => {
                 leg.status = Some(status);
                 let handed_over = leg.kv.take().is_some();
-                leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
+                leg.watch.headers(scene.now_ms);
                 effects.push(Effect::Dress(self.response_headers(&leg.choice)));
                 self.judge_status(&leg, status, scene, effects);
                 if !(200..300).contains(&status) {
@@ -109,7 +116,7 @@ impl Flow {
                 State::Decoding(leg)
             }
             Event::ResponseChunk { bytes, end } => {
-                leg.deadline = scene.now_ms.saturating_add(leg.idle_ms);
+                leg.watch.chunk(scene.now_ms);
                 let verdict = leg
                     .opening
                     .as_mut()
@@ -133,21 +140,27 @@ impl Flow {
                     State::Decoding(leg)
                 }
             }
-            Event::Due if scene.now_ms >= leg.deadline => self.silent(&leg, scene, effects),
+            Event::Due => match leg.watch.overdue(scene.now_ms) {
+                Some(overdue) => self.silent(&leg, overdue, scene, effects),
+                None => State::Decoding(leg),
+            },
             Event::Gone { unsent: true, .. } => {
                 self.client_gone(scene, effects);
                 // The charged pod may be slow to connect to.
                 let pod = leg.choice.other_decode_pod().or(leg.choice.decode_pod());
                 self.free_unsent(&leg, pod, scene, effects)
             }
-            Event::Gone { engine_cut, .. } => {
+            Event::Gone {
+                engine_cut: true, ..
+            } => {
                 Self::release(&leg.choice, scene);
-                if engine_cut {
-                    let cut = Outcome::Fails(Cause::Transport);
-                    self.judge(&leg.choice, Part::Decode, cut, scene, effects);
-                    return self.ended("engine_cut", 502, scene, effects);
-                }
-                self.client_gone(scene, effects)
+                let cut = Outcome::Fails(Cause::Transport);
+                self.judge(&leg.choice, Part::Decode, cut, scene, effects);
+                self.ended("engine_cut", 502, scene, effects)
+            }
+            Event::Gone { .. } => {
+                self.client_gone(scene, effects);
+                self.drop_decode(&leg, Reason::ClientGone, scene, effects)
             }
             _ => State::Decoding(leg),
         }
@@ -217,33 +230,51 @@ impl Flow {
     }
 
     /// The engine fell silent: a real answer while nothing reached the client, else a cut.
-    fn silent(&self, leg: &Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
-        Self::release(&leg.choice, scene);
+    fn silent(
+        &self,
+        leg: &Decoding,
+        overdue: Overdue,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
         let started = leg.status.is_some() && leg.opening.is_none();
         let late = Outcome::Fails(Cause::Timeout);
         let who = if started { Part::Decode } else { leg.liable() };
         self.judge(&leg.choice, who, late, scene, effects);
-        let phase = if started {
-            "stream_idle"
-        } else {
-            "first_response"
-        };
+        let awaited = overdue.awaited;
         effects.push(Effect::Count(
-            Count::new(Meter::Watchdog, self.model.clone()).word("phase", phase),
+            Count::new(Meter::Watchdog, self.model.clone()).word("phase", awaited.phase()),
         ));
+        let pod = leg.choice.decode_pod();
+        let fault = Fault::DecodeTimeout {
+            pod: pod.map_or_else(String::new, |pod| pod.name.clone()),
+            what: awaited.words(),
+            limit_ms: overdue.limit_ms,
+        };
         if started {
             effects.push(Effect::Cut);
-            return self.ended("pd_decode_watchdog", 504, scene, effects);
+            self.ended(fault.label(), fault.status(), scene, effects);
+        } else {
+            self.fail(&fault, scene, effects);
         }
-        let fault = Fault::DecodeTimeout {
-            pod: leg
-                .choice
-                .decode_pod()
-                .map_or_else(String::new, |pod| pod.name.clone()),
-            what: "start responding",
-            seconds: leg.idle_ms / 1000,
-        };
-        self.fail(&fault, scene, effects)
+        self.drop_decode(leg, Reason::Watchdog(awaited), scene, effects)
+    }
+
+    /// The client's request is over and its leg is not: has the pod drop it, where it can be told,
+    /// and gives its charges back.
+    fn drop_decode(
+        &self,
+        leg: &Decoding,
+        reason: Reason,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        if leg.choice.prefill.is_some() && leg.choice.engine().aborts() {
+            let order = Order::decode_leg(&leg.choice, reason);
+            return self.abort(&leg.choice, order, scene, effects);
+        }
+        Self::release(&leg.choice, scene);
+        State::Ended
     }
 
     /// What the response says about the route.

@@ -76,7 +76,7 @@ impl Flow {
 
 impl Fault {
     /// Value of the `status` label of the fail counter.
-    fn label(&self) -> &'static str {
+    pub(super) fn label(&self) -> &'static str {
         match self {
             Self::Body(_)
             | Self::NoBody

@@ -8,6 +8,8 @@
 //!                                               ▼  │                 │
 //!                                           Rereading ───────────────┘
 //!                                                  └─ client gone ─▶ Orphaned ─▶ Freeing ─▶ Ended
+//!
+//! Decoding of an engine that aborts ── silence, client gone ─▶ Aborting ─▶ Ended
 //! ```
 //!
 //! Invariants: a state holds only what it needs; every way to `Ended` passes `ending.rs`, which
@@ -15,6 +17,7 @@
 //! changes nothing. A flow never keeps the body: the host's buffer holds it, and a retry reads
 //! it again.
 
+mod abort;
 mod affinity;
 mod arrive;
 mod decode;
@@ -30,6 +33,7 @@ pub mod sse;
 mod state;
 #[cfg(test)]
 mod tests;
+mod timers;
 mod verdict;
 
 pub use crate::request::patch::BodyEdit;
@@ -93,7 +97,17 @@ impl Flow {
     /// True while the client's stream is over and the work is not.
     #[must_use]
     pub fn is_orphaned(&self) -> bool {
-        matches!(self.state, State::Orphaned(_) | State::Freeing(_))
+        matches!(
+            self.state,
+            State::Orphaned(_) | State::Freeing(_) | State::Aborting(_)
+        )
+    }
+
+    /// For `ms` nobody listened to the pods: that time is none of their silence.
+    pub fn unheard_for(&mut self, ms: u64) {
+        if let State::Decoding(leg) = &mut self.state {
+            leg.watch.unheard_for(ms);
+        }
     }
 
     /// True when response chunks must be handed in with their bytes.
@@ -131,6 +145,7 @@ impl Flow {
             (State::Decoding(leg), event) => self.decoding(leg, event, scene, &mut effects),
             (State::Orphaned(leg), event) => self.orphaned(leg, event, scene, &mut effects),
             (State::Freeing(leg), event) => self.freeing(leg, event, scene, &mut effects),
+            (State::Aborting(leg), event) => self.aborting(leg, event, scene, &mut effects),
             (
                 State::Receiving { .. } | State::Awaiting { .. } | State::Rereading(_),
                 Event::Gone { .. },

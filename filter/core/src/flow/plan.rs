@@ -38,6 +38,8 @@ pub(super) struct Plan {
     pub(super) hands_over: bool,
     /// Engine of the pairs.
     pub(super) engine: Engine,
+    /// The client asked for a stream.
+    pub(super) streams: bool,
     /// How a pod is chosen when phases do not matter.
     plain: Strategy,
     settings: Settings,
@@ -152,6 +154,7 @@ impl Plan {
             endpoint: head.endpoint,
             hands_over: scan.hands_over && engine.pairs_on(head.endpoint),
             engine,
+            streams: scan.stream,
             prompt_tokens,
             charged_tokens: body_bytes / BYTES_PER_TOKEN,
             tokens_before: None,

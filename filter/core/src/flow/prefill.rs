@@ -98,6 +98,7 @@ impl Flow {
             body: edit,
             legs: Some(leg.legs),
             kv,
+            prefilled: true,
             chain: leg.call.chain.filter(|_| decode_learns),
         };
         self.send_decode(leg.choice, decode, scene, effects)
@@ -341,7 +342,7 @@ impl Flow {
     }
 
     /// May one more flow outlive its client's stream?
-    fn orphan_allowed(scene: &Scene<'_>) -> bool {
+    pub(super) fn orphan_allowed(scene: &Scene<'_>) -> bool {
         let limit = usize::try_from(scene.config.knobs.max_orphans).unwrap_or(usize::MAX);
         scene.worker.orphans < limit
     }

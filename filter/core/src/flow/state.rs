@@ -1,8 +1,10 @@
 //! The states of a request; each holds only what it needs.
 
 use super::Attempt;
+use super::abort::Aborting;
 use super::sse::Opening;
-use crate::engine::{KvReference, Legs};
+use super::timers::Watch;
+use crate::engine::{Engine, KvReference, Legs};
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::ChargeId;
 use crate::prefix::Chain;
@@ -36,6 +38,8 @@ pub(super) enum State {
     Orphaned(Orphan),
     /// The call that frees an orphan's KV is out.
     Freeing(Freeing),
+    /// Pods are being told to drop the request.
+    Aborting(Aborting),
     /// Nothing more will happen.
     Ended,
 }
@@ -48,6 +52,10 @@ pub(super) struct Choice {
     pub(super) prefill: Option<u16>,
     pub(super) decode: u16,
     pub(super) charge: ChargeId,
+    /// The client asked for a stream.
+    pub(super) streams: bool,
+    /// Name of the request at engines that can be told to drop it, once they were given it.
+    pub(super) rid: Option<Rc<str>>,
     /// When they were chosen, in ms of the shared clock.
     pub(super) chosen_at_ms: u64,
     /// Settings in force for the request.
@@ -103,9 +111,8 @@ pub(super) struct Decoding {
     pub(super) chain: Option<Chain>,
     /// The decode pod was to take KV over.
     pub(super) took_kv: bool,
-    /// Longest silence allowed, in ms, and when it ends.
-    pub(super) idle_ms: u64,
-    pub(super) deadline: u64,
+    /// How long the pod may be silent.
+    pub(super) watch: Watch,
     /// Status of the engine's answer.
     pub(super) status: Option<u16>,
     /// The stream is held until this knows what it is.
@@ -128,8 +135,9 @@ impl State {
             Self::Awaiting { look_at, .. } => Some(*look_at),
             Self::Prefilling(leg) => Some(leg.call.deadline),
             Self::Orphaned(leg) => Some(leg.deadline),
-            Self::Decoding(leg) => Some(leg.deadline),
+            Self::Decoding(leg) => Some(leg.watch.deadline()),
             Self::Freeing(leg) => Some(leg.deadline),
+            Self::Aborting(leg) => Some(leg.deadline),
             Self::Rereading(_) | Self::Ended => None,
         }
     }
@@ -140,6 +148,11 @@ impl State {
 impl Choice {
     pub(super) fn decode_pod(&self) -> Option<&FleetPod> {
         self.fleet.pod(self.decode)
+    }
+
+    /// The engine of the pod that answers.
+    pub(super) fn engine(&self) -> Engine {
+        Engine::of_label(self.decode_pod().map_or("", |pod| pod.engine.as_str()))
     }
 
     pub(super) fn prefill_pod(&self) -> Option<&FleetPod> {

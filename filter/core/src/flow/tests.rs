@@ -1,7 +1,9 @@
 //! Event scripts: what happens in, what is to be done out.
 
+mod aborts;
 mod ejection;
 mod serve;
+mod watchdog;
 
 use super::*;
 use crate::config::Config;

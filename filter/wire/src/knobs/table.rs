@@ -28,6 +28,26 @@ const fn choice<C: Choice>() -> Kind {
     Kind::Choice(C::NAMES)
 }
 
+/// Decode timers that a source has set, be it to their default. What is set holds for every engine;
+/// the default holds only for engines whose pods are timed by themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TimersGiven {
+    /// `decodeFirstResponseTimeout`.
+    pub first_response: bool,
+    /// `decodeStreamIdleTimeout`.
+    pub stream_idle: bool,
+}
+
+impl TimersGiven {
+    fn note(&mut self, knob: &str) {
+        match knob {
+            "decodeFirstResponseTimeout" => self.first_response = true,
+            "decodeStreamIdleTimeout" => self.stream_idle = true,
+            _ => {}
+        }
+    }
+}
+
 /// A week, in seconds: no timer needs more.
 const WEEK: f64 = 604_800.0;
 /// A time that cannot be switched off.
@@ -60,6 +80,8 @@ macro_rules! knobs {
             /// Decode policy of a profile that no version of this program knows: its requests
             /// are answered with a 503 that names it.
             pub invalid_decode_policy: Option<String>,
+            /// Decode timers that some source has set.
+            pub timers_given: TimersGiven,
         }
 
         impl Default for Knobs {
@@ -67,6 +89,7 @@ macro_rules! knobs {
                 Self {
                     $($field: $default,)+
                     invalid_decode_policy: None,
+                    timers_given: TimersGiven::default(),
                 }
             }
         }
@@ -100,6 +123,7 @@ macro_rules! knobs {
                         match <$type as Setting>::from_value(value, &$kind) {
                             Some(setting) if accepted => {
                                 self.$field = setting;
+                                self.timers_given.note(name);
                                 true
                             }
                             _ => false,
@@ -277,15 +301,15 @@ knobs! {
     "decodeTokenLoadOutputGrowth", Kind::Bool, Filter, env "AIBRIX_DECODE_TOKEN_LOAD_OUTPUT_GROWTH";
 
     // Decode leg.
-    /// Time from the prefill's success to the first chunk of a streamed answer; 0 = no limit.
+    /// Time from the prefill's success to the first body chunk of a streamed answer; 0 = no limit. The default holds for SGLang; other engines have a limit only where one is set.
     decode_first_response_timeout_ms: u64 = 60_000;
     "decodeFirstResponseTimeout", TIMER_OR_OFF, Filter, env "AIBRIX_DECODE_FIRST_RESPONSE_TIMEOUT", profile "pd.decodeFirstResponseTimeout";
 
-    /// Time from the prefill's success to the answer of a request that does not stream; 0 = no limit.
+    /// Time from the prefill's success to the end of an answer that is not streamed; 0 = no limit.
     decode_response_timeout_ms: u64 = 0;
     "decodeResponseTimeout", TIMER_OR_OFF, Filter, env "AIBRIX_DECODE_RESPONSE_TIMEOUT", profile "pd.decodeResponseTimeout";
 
-    /// Longest gap between two chunks of a streamed answer; 0 = no limit.
+    /// Longest gap between two chunks of a pair's streamed answer; 0 = no limit. The default holds for SGLang; other engines have a limit only where one is set.
     decode_stream_idle_timeout_ms: u64 = 120_000;
     "decodeStreamIdleTimeout", TIMER_OR_OFF, Filter, env "AIBRIX_DECODE_STREAM_IDLE_TIMEOUT", profile "pd.decodeStreamIdleTimeout";
 

@@ -101,7 +101,7 @@ impl Reader {
                 self.warn(&path, json, "give an object");
                 continue;
             };
-            if name == AUTO {
+            if name.eq_ignore_ascii_case(AUTO) {
                 self.warnings.push(format!(
                     "{path}: requests cannot name this profile, {AUTO:?} means \"choose by size\""
                 ));

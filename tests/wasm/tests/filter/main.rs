@@ -21,5 +21,6 @@ mod spread;
 mod stand;
 mod strategies;
 mod streaming;
+mod timers;
 mod upgrade;
 mod watchdog;

@@ -100,7 +100,7 @@ fn no_key_too_long_a_key_or_rule_off_is_charged_whole() {
             let whole = turn(&mut gateway, 0, exchange, tokens);
             assert_eq!(whole, tokens as u64, "{config} {key:?}");
         }
-        let counted = total(&gateway, "gateway_pd_session_key_too_long_total");
+        let counted = total(&mut gateway, "gateway_pd_session_key_too_long_total");
         assert_eq!(counted, ignored);
         let keys = gateway.shared().keys(names::VM_ID);
         assert!(!keys.iter().any(|key| key.contains(".session")), "{keys:?}");
