@@ -29,6 +29,8 @@ pub enum PrefillFailure {
     Status(u16),
     /// 200 with a body that is no JSON object.
     BadResponse,
+    /// What is to be known before the leg can be sent could not be learnt.
+    Setup,
 }
 
 impl PrefillFailure {
@@ -40,6 +42,7 @@ impl PrefillFailure {
             Self::Timeout => "timeout",
             Self::Status(_) => "http_status",
             Self::BadResponse => "bad_response",
+            Self::Setup => "request_setup",
         }
     }
 
@@ -48,7 +51,7 @@ impl PrefillFailure {
     pub fn is_retriable(self) -> bool {
         matches!(
             self,
-            Self::Transport | Self::Timeout | Self::Status(429 | 502 | 503)
+            Self::Transport | Self::Timeout | Self::Setup | Self::Status(429 | 502 | 503)
         )
     }
 }
@@ -189,7 +192,7 @@ impl Fault {
             }
             Self::Prefill { failure, .. } => {
                 let status = match failure {
-                    PrefillFailure::Transport => 503,
+                    PrefillFailure::Transport | PrefillFailure::Setup => 503,
                     PrefillFailure::Timeout => 504,
                     // Overload of one pod: the client may try again.
                     PrefillFailure::Status(429 | 502 | 503) => 503,

@@ -3,6 +3,7 @@
 use crate::config::Config;
 use crate::eject::Ejections;
 use crate::engine::trtllm::ids::DisaggIds;
+use crate::engine::trtllm::workers::ContextWorkers;
 use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
@@ -29,6 +30,8 @@ pub struct Worker {
     pub ids: Ids,
     /// Ids of TensorRT-LLM requests.
     pub disagg_ids: DisaggIds,
+    /// Where TensorRT-LLM's context workers are.
+    pub context_workers: ContextWorkers,
     /// How far the Unix clock is ahead of the shared monotonic one, in ms; as of the last tick.
     pub unix_ahead_ms: u64,
     /// Where the round over the session table is.
@@ -56,6 +59,7 @@ impl Worker {
             eject: Ejections::default(),
             ids,
             disagg_ids: DisaggIds::default(),
+            context_workers: ContextWorkers::default(),
             unix_ahead_ms: 0,
             sessions: Sweep::default(),
             in_flight: 0,

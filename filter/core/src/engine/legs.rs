@@ -83,6 +83,15 @@ impl Legs {
         }
     }
 
+    /// Name of the request at engines that can be told to drop it.
+    #[must_use]
+    pub fn rid(&self) -> Option<&str> {
+        match self {
+            Self::Sglang(meeting) => Some(&meeting.rid),
+            _ => None,
+        }
+    }
+
     /// What turns a client's body into that of the prefill leg.
     ///
     /// # Errors

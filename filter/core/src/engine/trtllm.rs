@@ -8,6 +8,7 @@
 //! Ids have 63 bits: they pass as the text they came as.
 
 pub mod ids;
+pub mod workers;
 
 use super::hand_over::{HandOver, Unusable};
 use super::limits;

@@ -62,6 +62,8 @@ pub struct FleetPod {
     pub kv_connector: Option<String>,
     /// SGLang bootstrap port.
     pub bootstrap_port: Option<u16>,
+    /// How often its containers were restarted.
+    pub restarts: u32,
     /// Index into [`ModelFleet::configs`].
     pub config: Option<u32>,
     /// Ready and not draining: may be chosen.

@@ -2,10 +2,10 @@
 
 use super::decode::DecodeLeg;
 use super::plan::{Circumstances, Plan, pods};
-use super::state::{Choice, PrefillCall, Prefilling, State};
+use super::state::{Choice, Prefilling, Prepared, State};
 use super::{Attempt, BodyEdit, Call, Effect, Flow};
 use crate::eject::{Rules, Subject};
-use crate::engine::{Legs, Number};
+use crate::engine::{Dispatch, Legs, Number};
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::Amounts;
 use crate::meters::{Count, Meter};
@@ -95,13 +95,15 @@ impl Flow {
             let leg = DecodeLeg {
                 body: BodyEdit::Keep,
                 legs: None,
+                takes_kv: false,
                 kv: None,
+                prefill: None,
                 prefilled: false,
                 chain: plan.answer_chain(),
             };
             return Ok(self.send_decode(choice, leg, scene, effects));
         }
-        self.send_prefill(body, &scan, choice, plan, attempt, scene, effects)
+        self.send_pair(body, &scan, choice, plan, attempt, scene, effects)
     }
 
     /// Chooses pods and charges them, in one step. When they are on trial with another request,
@@ -180,16 +182,16 @@ impl Flow {
         Ok((choice, trials))
     }
 
-    /// Sends the prefill leg of a chosen pair.
+    /// Makes the legs of a chosen pair and sends those that can go.
     #[expect(
         clippy::too_many_arguments,
         reason = "the parts of one arrival, used up here"
     )]
-    fn send_prefill(
+    fn send_pair(
         &self,
         body: &[u8],
         scan: &Scan,
-        choice: Choice,
+        mut choice: Choice,
         plan: Plan,
         attempt: Attempt,
         scene: &mut Scene<'_>,
@@ -202,37 +204,53 @@ impl Flow {
             Ok((legs, patch::build(body, scan, &edits)))
         });
         let (legs, prefill_body) = prepared.inspect_err(|_| Self::release(&choice, scene))?;
-        if attempt.failure.is_some() {
+        choice.rid = legs.rid().map(Rc::from);
+        let per_kilo = knobs.prefill_timeout_per_kilo_token_ms;
+        let growth = per_kilo.saturating_mul(plan.prompt_tokens) / 1000;
+        let timeout_ms = knobs.prefill_request_timeout_ms.saturating_add(growth);
+        let address = choice.prefill_pod().map(|pod| pod.address.clone());
+        let ids_member = legs.ids_member(self.head.endpoint);
+        let prepared = Prepared {
+            lead: patch::Lead::of(body, scan).replacing(scan, ids_member),
+            call: Call {
+                method: "POST",
+                address: address.unwrap_or_default(),
+                path: self.head.path.clone(),
+                headers: self.leg_headers(&self.request_id),
+                body: prefill_body,
+                timeout_ms: timeout_ms.saturating_add(HOST_GRACE_MS),
+            },
+            choice,
+            legs,
+            chain: plan.chain,
+            timeout_ms,
+            attempt,
+        };
+        if prepared.attempt.failure.is_some() {
             scene.worker.retrying = scene.worker.retrying.saturating_add(1);
             effects.push(Effect::Count(Count::new(
                 Meter::PrefillRetry,
                 self.model.clone(),
             )));
         }
-        let per_kilo = knobs.prefill_timeout_per_kilo_token_ms;
-        let growth = per_kilo.saturating_mul(plan.prompt_tokens) / 1000;
-        let timeout_ms = knobs.prefill_request_timeout_ms.saturating_add(growth);
-        let address = choice.prefill_pod().map(|pod| pod.address.clone());
-        effects.push(Effect::Call(Call {
-            method: "POST",
-            address: address.unwrap_or_default(),
-            path: self.head.path.clone(),
-            headers: self.leg_headers(&self.request_id),
-            body: prefill_body,
-            timeout_ms: timeout_ms.saturating_add(HOST_GRACE_MS),
-        }));
-        let ids_member = legs.ids_member(self.head.endpoint);
-        Ok(State::Prefilling(Prefilling {
-            choice,
-            legs,
-            lead: patch::Lead::of(body, scan).replacing(scan, ids_member),
-            call: PrefillCall {
-                chain: plan.chain,
-                timeout_ms,
-                deadline: scene.now_ms.saturating_add(timeout_ms),
-            },
-            attempt,
-        }))
+        Ok(match prepared.legs.dispatch() {
+            Dispatch::Sequential => Self::send_prefill(prepared, scene, effects),
+            Dispatch::Together => self.send_together(prepared, None, scene, effects),
+            Dispatch::AfterLookUp => self.prepare(prepared, scene, effects),
+        })
+    }
+
+    /// Sends the prefill leg alone.
+    fn send_prefill(mut prepared: Prepared, scene: &Scene<'_>, effects: &mut Vec<Effect>) -> State {
+        let call = prepared.prefill_call(scene.now_ms);
+        effects.push(Effect::Call(prepared.call));
+        State::Prefilling(Prefilling {
+            choice: prepared.choice,
+            legs: prepared.legs,
+            lead: prepared.lead,
+            call,
+            attempt: prepared.attempt,
+        })
     }
 
     /// The legs of this attempt with the chosen pair.

@@ -1,9 +1,9 @@
 //! The states of a request; each holds only what it needs.
 
-use super::Attempt;
 use super::abort::Aborting;
 use super::sse::Opening;
 use super::timers::Watch;
+use super::{Attempt, Call};
 use crate::engine::{Engine, KvReference, Legs};
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::ChargeId;
@@ -30,6 +30,8 @@ pub(super) enum State {
     },
     /// A prefill leg failed; the body is read again for another pair.
     Rereading(Attempt),
+    /// The legs of a pair are ready but for what is being asked of the prefill pod.
+    Preparing(Preparing),
     /// The prefill leg is out.
     Prefilling(Prefilling),
     /// The client's own request is at the decode pod (or the only pod).
@@ -79,6 +81,31 @@ pub(super) struct Prefilling {
     pub(super) attempt: Attempt,
 }
 
+/// The legs of a chosen pair, before any is sent.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) choice: Choice,
+    pub(super) legs: Legs,
+    pub(super) lead: Lead,
+    /// The prefill leg.
+    pub(super) call: Call,
+    /// Prompt blocks.
+    pub(super) chain: Option<Chain>,
+    /// How long the prefill leg may take, in ms.
+    pub(super) timeout_ms: u64,
+    pub(super) attempt: Attempt,
+}
+
+/// A look-up that legs wait for.
+#[derive(Debug)]
+pub(super) struct Preparing {
+    pub(super) prepared: Prepared,
+    /// The look-up is this request's own; else another one's result is awaited.
+    pub(super) asks: bool,
+    /// When an own look-up is too late, or to see what became of another's.
+    pub(super) deadline: u64,
+}
+
 /// The call of a prefill leg.
 #[derive(Debug)]
 pub(super) struct PrefillCall {
@@ -109,6 +136,8 @@ pub(super) struct Decoding {
     pub(super) kv: Option<KvReference>,
     /// Prompt blocks, learnt when the pod answers well.
     pub(super) chain: Option<Chain>,
+    /// The call of a prefill leg that is out at the same time.
+    pub(super) prefill: Option<PrefillCall>,
     /// The decode pod was to take KV over.
     pub(super) took_kv: bool,
     /// How long the pod may be silent.
@@ -117,6 +146,8 @@ pub(super) struct Decoding {
     pub(super) status: Option<u16>,
     /// The stream is held until this knows what it is.
     pub(super) opening: Option<Opening>,
+    /// Response headers are held until a body chunk comes.
+    pub(super) held: bool,
 }
 
 /// A call that frees an orphan's KV.
@@ -135,10 +166,39 @@ impl State {
             Self::Awaiting { look_at, .. } => Some(*look_at),
             Self::Prefilling(leg) => Some(leg.call.deadline),
             Self::Orphaned(leg) => Some(leg.deadline),
-            Self::Decoding(leg) => Some(leg.watch.deadline()),
+            Self::Preparing(leg) => Some(leg.deadline),
+            Self::Decoding(leg) => Some(leg.deadline()),
             Self::Freeing(leg) => Some(leg.deadline),
             Self::Aborting(leg) => Some(leg.deadline),
             Self::Rereading(_) | Self::Ended => None,
+        }
+    }
+}
+
+// === impl Decoding ===
+
+impl Decoding {
+    /// Some of the answer has reached the client.
+    pub(super) fn started(&self) -> bool {
+        self.status.is_some() && self.opening.is_none() && !self.held
+    }
+
+    fn deadline(&self) -> u64 {
+        let decode = self.watch.deadline();
+        let prefill = self.prefill.as_ref().map(|call| call.deadline);
+        prefill.map_or(decode, |prefill| prefill.min(decode))
+    }
+}
+
+// === impl Prepared ===
+
+impl Prepared {
+    /// Splits off the prefill call, which leaves now.
+    pub(super) fn prefill_call(&mut self, now_ms: u64) -> PrefillCall {
+        PrefillCall {
+            chain: self.chain.take(),
+            timeout_ms: self.timeout_ms,
+            deadline: now_ms.saturating_add(self.timeout_ms),
         }
     }
 }

@@ -19,8 +19,10 @@ const HANDED_OVER: &[u8] = br#"{"id":"x","kv_transfer_params":{"do_remote_prefil
 
 mod explain;
 mod filter;
+mod generation_first;
 mod mistakes;
 mod rate;
+mod sglang;
 mod strategies;
 mod trtllm;
 

@@ -50,6 +50,10 @@ impl Flow {
             (Part::Pair, (Some(prefill), Some(decode))) => Subject::Pair(prefill, decode),
             _ => return,
         };
+        if let (Outcome::Fails(_), Some(pod)) = (outcome, keys.0) {
+            // It may be another process by now, at another place.
+            scene.worker.context_workers.forget(pod);
+        }
         let evidence = Evidence {
             subject,
             outcome,
