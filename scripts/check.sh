@@ -73,7 +73,9 @@ check "pd-core knows no host, clock or network" depends_on_none_of pd-core \
   proxy-wasm tokio hyper kube k8s-openapi redis tracing-subscriber rand getrandom chrono time
 check "pd-wire is data only" depends_on_none_of pd-wire \
   proxy-wasm tokio hyper kube k8s-openapi redis rand getrandom
-check "the agent does not know the routing core" depends_on_none_of pd-agent pd-core pd-filter proxy-wasm
+check "tokens are counted without C, files and network" depends_on_none_of pd-tokenizer \
+  onig hf-hub ureq tokio hyper pd-core
+check "the agent does not know the routing core" depends_on_none_of pd-agent pd-core pd-filter pd-tokenizer proxy-wasm
 check "every test module is declared" test_modules_declared
 check "every setting is read" settings_read
 check "generated documentation" scripts/gen-docs.sh --check README.md envoy/standalone/listeners.yaml

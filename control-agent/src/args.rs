@@ -20,6 +20,7 @@ use sources::Sources;
 
 use crate::push::{Credentials, EnvoyUrl};
 use crate::scrape::Schedule;
+use crate::tokenizers::Source;
 
 /// Time between two looks at the pods file.
 const POLL: Duration = Duration::from_millis(500);
@@ -49,6 +50,8 @@ pub struct Config {
     pub pods_file: PathBuf,
     /// Time between two looks at it.
     pub poll: Duration,
+    /// Tokenizers to push.
+    pub tokenizers: Vec<Source>,
     /// Control listeners of the Envoys to feed, at least one.
     pub envoys: Vec<EnvoyUrl>,
     /// Token of the control listeners.
@@ -144,6 +147,7 @@ pub fn parse(
     let config = Config {
         pods_file: sources.pods_file(),
         poll: POLL,
+        tokenizers: sources.tokenizers(),
         envoys: sources.envoys(),
         credentials: sources.credentials(),
         listen: sources.listen(),

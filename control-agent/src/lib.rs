@@ -18,6 +18,7 @@ pub mod runtime;
 pub mod scrape;
 pub mod snapshot;
 pub mod token_load;
+pub mod tokenizers;
 
 pub use args::Config;
 pub use runtime::{Agent, run};

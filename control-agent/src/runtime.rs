@@ -17,6 +17,7 @@ use crate::push::Target;
 use crate::push::client::ControlClient;
 use crate::push::feed::Feed;
 use crate::scrape::{self, Board};
+use crate::tokenizers;
 
 /// Time the tasks have to end once asked to.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -92,6 +93,14 @@ impl Agent {
         let epoch = epoch.map_or(1, |since| since.as_secs());
 
         let mut tasks = Tasks::new();
+        let (tokenizers, current) = watch::channel(Arc::default());
+        let following = tokenizers::follow(
+            config.tokenizers.clone(),
+            config.poll,
+            tokenizers,
+            stop.clone(),
+        );
+        tasks.spawn(async { ("tokenizers", following.await) });
         let follow = file::follow(
             config.pods_file.clone(),
             config.poll,
@@ -116,6 +125,7 @@ impl Agent {
                 epoch,
                 schedule: config.schedule.clone(),
                 board: board.clone(),
+                tokenizers: current.clone(),
                 metrics: metrics.clone(),
             };
             let feeding = feed.run(fleet.clone(), stop.clone());

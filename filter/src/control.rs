@@ -9,8 +9,9 @@ use pd_core::eject::Ejections;
 use pd_core::fleet::{accept_samples, accept_topology};
 use pd_core::flow::{self, Head};
 use pd_core::request::Endpoint;
+use pd_core::tokens::accept_tokenizer;
 use pd_core::{serve, session, token};
-use pd_wire::control::{PushReply, Status};
+use pd_wire::control::{EstimateStatus, PushReply, Status};
 use pd_wire::{names, topology};
 use proxy_wasm::types::{Action, BufferType};
 use std::rc::Rc;
@@ -31,6 +32,7 @@ pub struct Control {
 enum Command {
     PutTopology,
     PutSamples,
+    PutTokenizer,
     Ledgers,
     Status,
     Explain,
@@ -54,6 +56,7 @@ impl Control {
         let command = match (method, path) {
             ("PUT", names::PATH_TOPOLOGY) => Command::PutTopology,
             ("PUT", names::PATH_SAMPLES) => Command::PutSamples,
+            ("PUT", names::PATH_TOKENIZERS) => Command::PutTokenizer,
             ("GET", names::PATH_LEDGERS) => Command::Ledgers,
             ("GET", names::PATH_STATUS) => Command::Status,
             _ if head.is_some() => Command::Explain,
@@ -87,10 +90,11 @@ impl Control {
             Command::Ledgers => self.ledgers(),
             Command::Status => self.status(),
             Command::Unknown => not_found(),
-            Command::PutTopology | Command::PutSamples | Command::Explain if end => {
-                self.complete(&[]);
-            }
-            Command::PutTopology | Command::PutSamples | Command::Explain => {}
+            _ if end => self.complete(&[]),
+            Command::PutTopology
+            | Command::PutSamples
+            | Command::PutTokenizer
+            | Command::Explain => {}
         }
         Action::Pause
     }
@@ -105,7 +109,7 @@ impl Control {
         self.received = size;
         let takes_body = matches!(
             self.command,
-            Command::PutTopology | Command::PutSamples | Command::Explain
+            Command::PutTopology | Command::PutSamples | Command::PutTokenizer | Command::Explain
         );
         if self.authorised && takes_body {
             if size > topology::MAX_MESSAGE {
@@ -135,10 +139,10 @@ impl Control {
 
     fn accept(&self, bytes: &[u8]) {
         let now_ms = clock::now_ms();
-        let result = if self.command == Command::PutTopology {
-            accept_topology(&SharedData, bytes, now_ms)
-        } else {
-            accept_samples(&SharedData, bytes, now_ms)
+        let result = match self.command {
+            Command::PutTopology => accept_topology(&SharedData, bytes, now_ms),
+            Command::PutTokenizer => accept_tokenizer(&SharedData, bytes, now_ms),
+            _ => accept_samples(&SharedData, bytes, now_ms),
         };
         match result {
             Ok(reply) => {
@@ -179,6 +183,11 @@ impl Control {
         vm::with(|vm| {
             vm.worker.fleet.refresh(&SharedData);
             let vms = vm.worker.ledger.vms(&SharedData);
+            let ratios = vm.worker.estimates.ratios();
+            let estimates = ratios.map(|(model, bytes_per_token)| EstimateStatus {
+                model: model.to_owned(),
+                bytes_per_token,
+            });
             reply_json(
                 200,
                 &Status {
@@ -188,6 +197,8 @@ impl Control {
                     samples: vm.worker.fleet.samples_status(now_ms),
                     live_flows: vms.iter().map(|vm| u64::from(vm.live_flows)).sum(),
                     vms,
+                    estimates: estimates.collect(),
+                    tokenizers: vm.worker.tokenizers.status(now_ms),
                     sessions: session::remembered(&SharedData),
                     bands: serve::report::bands(
                         &mut vm.worker.fleet,
@@ -228,9 +239,10 @@ fn on_control_listener() -> bool {
 
 fn not_found() {
     let error = format!(
-        "no such command; there are PUT {} and {}, GET {} and {}, POST {}",
+        "no such command; there are PUT {}, {} and {}, GET {} and {}, POST {}",
         names::PATH_TOPOLOGY,
         names::PATH_SAMPLES,
+        names::PATH_TOKENIZERS,
         names::PATH_LEDGERS,
         names::PATH_STATUS,
         names::PATH_EXPLAIN

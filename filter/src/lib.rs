@@ -10,6 +10,7 @@ mod host;
 mod registry;
 mod root;
 mod route;
+mod tokenizer;
 mod vm;
 
 proxy_wasm::main! {{

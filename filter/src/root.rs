@@ -4,13 +4,15 @@
 //! to their end. So settings are per root, everything else is per VM.
 
 use crate::effects::Place;
-use crate::host::{call, clock, store::SharedData, stream};
+use crate::host::{call, clock, memory, store::SharedData, stream};
 use crate::route::Route;
+use crate::tokenizer::Loader;
 use crate::vm::{self, Vm};
 use pd_core::config::Config;
 use pd_core::flow::Event;
 use pd_core::ledger::Vitals;
 use pd_core::meters::Gauge;
+use pd_wire::knobs::excerpt;
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{BufferType, ContextType};
@@ -149,7 +151,7 @@ impl Vm {
         self.watch_snapshot(settings, now_ms);
         let vitals = Vitals {
             live_flows: u32::try_from(self.flows.len()).unwrap_or(u32::MAX),
-            memory_pages: memory_pages(),
+            memory_pages: memory::pages(),
         };
         let report = self.worker.ledger.tick(&SharedData, vitals);
         if report.fenced {
@@ -161,11 +163,27 @@ impl Vm {
         let is_janitor = self.worker.ledger.is_janitor();
         self.worker
             .tick(&settings.config, &SharedData, now_ms, is_janitor);
+        self.load_tokenizer(now_ms);
         if now_ms.saturating_sub(self.swept_at) >= SWEEP_MS {
             self.swept_at = now_ms;
             self.sweep(now_ms);
         }
         self.meters.flush();
+    }
+
+    /// Loads a tokenizer that a request wants, if there is one and no other VM is loading.
+    fn load_tokenizer(&mut self, now_ms: u64) {
+        let (tokenizers, own) = (&mut self.worker.tokenizers, self.worker.nonce);
+        let Some(report) = tokenizers.tick(&SharedData, &Loader, own, now_ms) else {
+            return;
+        };
+        let model = excerpt(&report.model);
+        match report.result {
+            Ok(ms) => log::info!("the tokenizer of {model} was loaded in {ms} ms"),
+            Err(problem) => log::warn!(
+                "the tokenizer of {model} cannot be loaded, its prompts are estimated: {problem}"
+            ),
+        }
     }
 
     /// Shows how old the snapshot is, and says so once when the agent seems to be gone.
@@ -199,9 +217,4 @@ impl Vm {
             ));
         }
     }
-}
-
-/// Size of this VM's linear memory, in pages of 64 KiB.
-fn memory_pages() -> u32 {
-    u32::try_from(core::arch::wasm32::memory_size(0)).unwrap_or(u32::MAX)
 }

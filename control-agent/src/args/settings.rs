@@ -60,6 +60,18 @@ pub(super) const SETTINGS: &[Setting] = &[
              (comma-separated in the variable)",
         )
     },
+    Setting {
+        many: true,
+        ..setting(
+            "tokenizer",
+            "PD_AGENT_TOKENIZER",
+            "MODEL=FILE",
+            None,
+            "A model's Hugging Face tokenizer.json, at most 32 MiB: its prompts are counted, not \
+             estimated, where their length decides. Read again when it changes; may be repeated, \
+             at most 8 (comma-separated in the variable)",
+        )
+    },
     setting(
         "token-file",
         "PD_AGENT_TOKEN_FILE",

@@ -6,12 +6,14 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
+use pd_wire::tokenizer::{MAX_NAME, MAX_TOKENIZERS};
 use serde_json::Value;
 
 use super::settings::{SETTINGS, Setting, default};
 use super::{Invocation, Log, LogFormat, Refusal};
 use crate::backoff::random_word;
 use crate::push::{Credentials, EnvoyUrl};
+use crate::tokenizers::Source;
 
 /// Variable with the token: a flag would show it to every process.
 const TOKEN_VARIABLE: &str = "PD_AGENT_TOKEN";
@@ -162,6 +164,38 @@ impl<'a> Sources<'a> {
             }
         }
         envoys
+    }
+
+    pub(super) fn tokenizers(&mut self) -> Vec<Source> {
+        let Some(given) = self.given.get("tokenizer").cloned() else {
+            return Vec::new();
+        };
+        let place = given.place;
+        let mut sources: Vec<Source> = Vec::new();
+        for value in given.values {
+            let pair = value.trim().split_once('=');
+            let Some((model, path)) = pair
+                .filter(|(model, path)| !path.is_empty() && (1..=MAX_NAME).contains(&model.len()))
+            else {
+                self.mistake(format!("{place}: {value:?} is not of the form MODEL=FILE"));
+                continue;
+            };
+            let source = Source {
+                model: model.to_owned(),
+                path: path.into(),
+            };
+            if sources.iter().any(|other| other.model == model) {
+                self.mistake(format!("{place}: model {model:?} is given twice"));
+            } else if let Err(error) = source.read() {
+                self.mistake(format!("{place}: {path:?}: {error}"));
+            }
+            sources.push(source);
+        }
+        if sources.len() > MAX_TOKENIZERS {
+            let (given, most) = (sources.len(), MAX_TOKENIZERS);
+            self.mistake(format!("{place}: {given} tokenizers, at most {most}"));
+        }
+        sources
     }
 
     pub(super) fn credentials(&mut self) -> Credentials {

@@ -216,3 +216,69 @@ fn check_needs_only_the_pods_file() {
     assert!(matches!(parsed(&flags, &[]), Ok(Invocation::Check(_))));
     assert_eq!(mistakes(&["check"], &[]).len(), 1);
 }
+
+#[test]
+fn tokenizers_are_checked_at_start_with_every_mistake_named() {
+    let pods = pods_file();
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str, text: &str| {
+        let path = directory.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let good = path(
+        "good",
+        r#"{"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#,
+    );
+    let unigram = path(
+        "unigram",
+        r#"{"model":{"type":"Unigram","vocab":[["a",0]]}}"#,
+    );
+    let merge = path(
+        "merge",
+        r#"{"model":{"vocab":{"a":0,"ab":1},"merges":["a b"]}}"#,
+    );
+    let long = path("long", &" ".repeat((32 << 20) + 1));
+    let base = [
+        "--pods-file",
+        pods.path().to_str().unwrap(),
+        "--envoy",
+        "http://127.0.0.1:1",
+    ];
+
+    let given = format!("org/a={good}, b={good}");
+    let sources = config(&base, &[("PD_AGENT_TOKENIZER", &given)]).tokenizers;
+    let models: Vec<_> = sources.iter().map(|it| it.model.as_str()).collect();
+    assert_eq!(models, ["org/a", "b"]);
+
+    let wrong = [
+        ("nothing".to_owned(), "is not of the form MODEL=FILE"),
+        (format!("={good}"), "is not of the form MODEL=FILE"),
+        ("m=".to_owned(), "is not of the form MODEL=FILE"),
+        ("m=/nowhere".to_owned(), "No such file"),
+        (format!("u={unigram}"), "unknown variant `Unigram`"),
+        (format!("i={merge}"), "not all in model.vocab"),
+        (format!("l={long}"), "longer than 33554432 bytes"),
+        (format!("g={good}"), ""),
+        (format!("g={good}"), "given twice"),
+    ];
+    let flags: Vec<&str> = wrong
+        .iter()
+        .flat_map(|(value, _)| ["--tokenizer", value])
+        .collect();
+    let found = mistakes(&[&base[..], &flags].concat(), &[]);
+    let expected: Vec<_> = wrong
+        .iter()
+        .filter(|(_, reason)| !reason.is_empty())
+        .collect();
+    assert_eq!(found.len(), expected.len(), "{found:#?}");
+    for (mistake, (_, reason)) in found.iter().zip(expected) {
+        assert!(
+            mistake.starts_with("--tokenizer: ") && mistake.contains(reason),
+            "{mistake}"
+        );
+    }
+    let many: Vec<String> = (0..9).map(|n| format!("m{n}={good}")).collect();
+    let many = mistakes(&base, &[("PD_AGENT_TOKENIZER", &many.join(","))]);
+    assert_eq!(many, ["PD_AGENT_TOKENIZER: 9 tokenizers, at most 8"]);
+}

@@ -18,7 +18,8 @@ use crate::http::{Client, ExchangeError};
 const MAX_REPLY: usize = 64 << 10;
 /// Largest ledger answer, in bytes.
 const MAX_LEDGERS: usize = 16 << 20;
-
+/// How much longer than others the push of a tokenizer may take: it is megabytes.
+const PATIENCE: u32 = 5;
 /// Largest state, in bytes.
 const MAX_STATUS: usize = 16 << 20;
 
@@ -126,12 +127,14 @@ impl ControlClient {
         let (path, content_type) = match kind {
             Kind::Topology => (names::PATH_TOPOLOGY, "application/json"),
             Kind::Samples => (names::PATH_SAMPLES, "application/octet-stream"),
+            Kind::Tokenizer => (names::PATH_TOKENIZERS, "application/octet-stream"),
+        };
+        let timeout = match kind {
+            Kind::Topology | Kind::Samples => self.timeout,
+            Kind::Tokenizer => self.timeout.saturating_mul(PATIENCE),
         };
         let request = self.request(Method::PUT, path, Some(content_type), body.into())?;
-        let (status, body) = self
-            .client
-            .exchange(request, MAX_REPLY, self.timeout)
-            .await?;
+        let (status, body) = self.client.exchange(request, MAX_REPLY, timeout).await?;
         if status == StatusCode::UNAUTHORIZED {
             self.read_token();
         }

@@ -10,6 +10,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::session::Session;
+use super::tokenizers::TokenizerFeed;
 use super::{Kind, Target};
 use crate::backoff::{Backoff, random_word};
 use crate::http::ExchangeError;
@@ -17,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::runtime::Stop;
 use crate::scrape::{self, Board, Schedule};
 use crate::snapshot::{Fleet, message};
+use crate::tokenizers;
 
 /// Samples are pushed at least this often: their refusal tells of a restarted Envoy.
 const PROBE: Duration = Duration::from_secs(1);
@@ -59,6 +61,8 @@ pub struct Feed {
     pub schedule: Schedule,
     /// Newest samples.
     pub board: Arc<Board>,
+    /// Tokenizers to push.
+    pub tokenizers: tokenizers::Receiver,
     /// Metrics.
     pub metrics: Arc<Metrics>,
 }
@@ -71,9 +75,12 @@ impl Feed {
         mut stop: Stop,
     ) -> anyhow::Result<()> {
         let session = Session::new(self.agent.clone(), self.epoch);
+        let (agent, current) = (self.agent.clone(), self.tokenizers.clone());
+        let tokenizers = TokenizerFeed::new(agent, self.epoch, current);
         let mut feeder = Feeder {
             feed: self,
             session,
+            tokenizers,
             backoff: Backoff::new(LEAST_WAIT, MOST_WAIT),
             contest: Backoff::new(LEAST_WAIT, MOST_WAIT),
             failure: None,
@@ -102,6 +109,7 @@ impl Feed {
 struct Feeder {
     feed: Feed,
     session: Session,
+    tokenizers: TokenizerFeed,
     backoff: Backoff,
     /// Waits between two agents that alternate; a success in between does not end those.
     contest: Backoff,
@@ -121,6 +129,8 @@ impl Feeder {
                 if self.failure.take().is_some() {
                     tracing::info!(envoy = self.feed.target.name(), "envoy takes pushes again");
                 }
+                let (target, metrics) = (&self.feed.target, &self.feed.metrics);
+                self.tokenizers.round(target, metrics).await;
                 let interval = self
                     .feed
                     .schedule
@@ -156,6 +166,7 @@ impl Feeder {
                     continue;
                 }
                 self.session.topology_accepted(fleet.clone(), &stamp);
+                self.tokenizers.unsettle();
                 let (models, pods) = (fleet.models.len(), fleet.members.len());
                 let (epoch, sequence) = (stamp.epoch, stamp.sequence);
                 let envoy = self.feed.target.name();

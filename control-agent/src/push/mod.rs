@@ -7,6 +7,7 @@
 pub mod client;
 pub mod feed;
 pub mod session;
+mod tokenizers;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -25,6 +26,8 @@ pub enum Kind {
     Topology,
     /// What the engines report.
     Samples,
+    /// How a model's prompts become tokens.
+    Tokenizer,
 }
 
 impl Kind {
@@ -33,6 +36,7 @@ impl Kind {
         match self {
             Self::Topology => "topology",
             Self::Samples => "samples",
+            Self::Tokenizer => "tokenizer",
         }
     }
 }
@@ -77,6 +81,8 @@ impl Target {
         match kind {
             Kind::Topology => acknowledged.topology = Some(now),
             Kind::Samples => acknowledged.samples = Some(now),
+            // Pushed once: its age says nothing.
+            Kind::Tokenizer => {}
         }
     }
 

@@ -99,6 +99,8 @@ impl Session {
             match kind {
                 Kind::Topology => self.topology = self.topology.max(held.sequence),
                 Kind::Samples => self.samples = self.samples.max(held.sequence),
+                // Their stamps are counted by the task that pushes them.
+                Kind::Tokenizer => {}
             }
             let ours = self.held.as_ref().map(|ours| ours.sequence);
             if kind == Kind::Topology || ours != Some(held.topology_sequence) {

@@ -17,9 +17,10 @@ use pd_agent::args::{Config, Log, LogFormat};
 use pd_agent::push::Credentials;
 use pd_agent::scrape::Schedule;
 use pd_agent::{Agent, http};
-use pd_wire::control::{Ledgers, PushReply, Status};
+use pd_wire::control::{Ledgers, PushReply, Status, TokenizerStatus};
 use pd_wire::names;
 use pd_wire::samples::{PodSample, Samples};
+use pd_wire::tokenizer::{Message, digest};
 use pd_wire::topology::{Stamp, Topology, WIRE_VERSION};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -292,7 +293,12 @@ pub(crate) struct Held {
     /// Token asked for.
     pub(crate) token: Option<String>,
     pub(crate) ledgers: Ledgers,
+    /// The status page.
     pub(crate) status: Status,
+    /// Answers to pushed tokenizers, by status.
+    pub(crate) tokenizer_statuses: Vec<u16>,
+    /// The next pushed tokenizer is answered like this.
+    pub(crate) refuse_tokenizer: Option<StatusCode>,
 }
 
 impl Held {
@@ -349,6 +355,48 @@ impl Held {
         (StatusCode::OK, self.reply(Some(&stamp), ""))
     }
 
+    fn put_tokenizer(&mut self, body: &[u8]) -> (StatusCode, Vec<u8>) {
+        if let Some(status) = self.refuse_tokenizer.take() {
+            return (status, self.reply(None, "refused"));
+        }
+        let message = Message::parse(body).unwrap();
+        let held = self
+            .status
+            .tokenizers
+            .iter()
+            .find(|it| it.model == message.model);
+        if let Some(held) = held {
+            let stamp = Stamp {
+                version: WIRE_VERSION,
+                agent: held.agent.clone(),
+                epoch: held.epoch,
+                sequence: held.sequence,
+            };
+            if !message.stamp.replaces(&stamp) {
+                let reply = PushReply {
+                    error: "old".to_owned(),
+                    epoch: stamp.epoch,
+                    sequence: stamp.sequence,
+                    topology_sequence: 0,
+                    agent: stamp.agent,
+                };
+                return (StatusCode::CONFLICT, serde_json::to_vec(&reply).unwrap());
+            }
+        }
+        self.status
+            .tokenizers
+            .retain(|it| it.model != message.model);
+        self.status.tokenizers.push(TokenizerStatus {
+            model: message.model,
+            digest: format!("{:016x}", digest(&message.file)),
+            agent: message.stamp.agent.clone(),
+            epoch: message.stamp.epoch,
+            sequence: message.stamp.sequence,
+            ..TokenizerStatus::default()
+        });
+        (StatusCode::OK, self.reply(Some(&message.stamp), ""))
+    }
+
     fn handle(&mut self, request: &Request<Bytes>) -> (StatusCode, Vec<u8>) {
         if let Some(status) = self.forced {
             return (status, self.reply(None, "forced"));
@@ -361,6 +409,7 @@ impl Held {
         match (request.method(), request.uri().path()) {
             (&Method::PUT, names::PATH_TOPOLOGY) => self.put_topology(request.body()),
             (&Method::PUT, names::PATH_SAMPLES) => self.put_samples(request.body()),
+            (&Method::PUT, names::PATH_TOKENIZERS) => self.put_tokenizer(request.body()),
             (&Method::GET, names::PATH_LEDGERS) => {
                 (StatusCode::OK, serde_json::to_vec(&self.ledgers).unwrap())
             }
@@ -401,8 +450,12 @@ impl Envoy {
             let (status, body) = {
                 let mut held = held.lock().unwrap();
                 let (status, body) = held.handle(&request);
-                if *request.method() == Method::PUT {
-                    held.statuses.push(status.as_u16());
+                match (request.method(), request.uri().path()) {
+                    (&Method::PUT, names::PATH_TOKENIZERS) => {
+                        held.tokenizer_statuses.push(status.as_u16());
+                    }
+                    (&Method::PUT, _) => held.statuses.push(status.as_u16()),
+                    _ => {}
                 }
                 (status, body)
             };
@@ -481,6 +534,7 @@ pub(crate) fn config(pods: &PodsFile, envoys: &[&Envoy]) -> Config {
     Config {
         pods_file: pods.path(),
         poll: Duration::from_millis(20),
+        tokenizers: Vec::new(),
         envoys: envoys
             .iter()
             .map(|envoy| envoy.url().parse().unwrap())

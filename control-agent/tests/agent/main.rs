@@ -11,3 +11,4 @@ mod pods;
 mod push;
 mod scrape;
 mod shutdown;
+mod tokenizers;

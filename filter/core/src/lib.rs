@@ -29,6 +29,7 @@ pub mod session;
 #[cfg(feature = "testkit")]
 pub mod testkit;
 pub mod token;
+pub mod tokens;
 pub mod worker;
 
 /// Version of the records in shared data. During an upgrade the old and the new filter share one

@@ -40,3 +40,38 @@ pub trait SharedStore {
     /// [`StoreError::Raced`] when the value changed since.
     fn swap(&self, key: &str, bytes: &[u8], cas: Cas) -> Result<(), StoreError>;
 }
+
+/// Counts the tokens of texts with one model's tokenizer.
+pub trait TokenCounter: std::fmt::Debug {
+    /// Counts; `None` when the tokenizer gives up.
+    fn count(&self, text: &str) -> Option<Counted>;
+}
+
+/// A text that was counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// Its tokens.
+    pub tokens: u64,
+    /// What counting took, in µs.
+    pub micros: u64,
+}
+
+/// Makes counters of pushed tokenizers. Takes as long as it takes: for ticks, never for requests.
+pub trait TokenizerLoader {
+    /// Builds a counter of a file.
+    ///
+    /// # Errors
+    /// What is wrong with the file.
+    fn load(&self, file: &[u8]) -> Result<LoadedTokenizer, String>;
+}
+
+/// A counter and what it cost.
+#[derive(Debug)]
+pub struct LoadedTokenizer {
+    /// The counter.
+    pub counter: Box<dyn TokenCounter>,
+    /// Time of loading, in µs.
+    pub micros: u64,
+    /// Linear memory before and after, in pages of 64 KiB.
+    pub pages: (u32, u32),
+}

@@ -11,6 +11,7 @@ use crate::port::SharedStore;
 use crate::rate::RateCounts;
 use crate::serve::Serve;
 use crate::session::Sweep;
+use crate::tokens::{Estimates, Tokenizers};
 use std::rc::Rc;
 
 /// State of one VM.
@@ -20,6 +21,12 @@ pub struct Worker {
     pub fleet: FleetCache,
     /// What this VM has charged.
     pub ledger: Ledger,
+    /// Bytes per prompt token of each model.
+    pub estimates: Estimates,
+    /// Pushed tokenizers.
+    pub tokenizers: Tokenizers,
+    /// Random number of this VM.
+    pub nonce: u32,
     /// Prompt lengths and the rolesets preferred for them.
     pub serve: Serve,
     /// Requests counted against `requestsPerSecond`.
@@ -54,6 +61,9 @@ impl Worker {
         Self {
             fleet: FleetCache::new(),
             ledger: Ledger::new(nonce),
+            estimates: Estimates::default(),
+            tokenizers: Tokenizers::default(),
+            nonce,
             serve: Serve::default(),
             rate: RateCounts::default(),
             eject: Ejections::default(),
@@ -96,6 +106,7 @@ impl Worker {
         is_janitor: bool,
     ) {
         self.serve.tick(store, now_ms);
+        self.estimates.tick(store, now_ms);
         self.eject.tick(store, &mut self.fleet, now_ms, is_janitor);
         if is_janitor {
             let max_sessions = config.knobs.token_load_max_sessions;

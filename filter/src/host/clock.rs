@@ -5,11 +5,20 @@
 /// Read through WASI itself: `Instant` hides the process-wide origin that lets one VM read the
 /// times another one wrote.
 pub fn now_ms() -> u64 {
+    now_ns() / 1_000_000
+}
+
+/// Microseconds of the same clock, to measure with.
+pub fn now_us() -> u64 {
+    now_ns() / 1000
+}
+
+fn now_ns() -> u64 {
     let mut time = 0u64;
     // SAFETY: `time` is a valid place for the one value the call writes. A host without the
     // clock leaves zero, and no timer fires.
     unsafe { clock_time_get(MONOTONIC, 1, &raw mut time) };
-    time / 1_000_000
+    time
 }
 
 /// How far the Unix clock is ahead of the shared monotonic one, in ms.

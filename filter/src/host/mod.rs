@@ -3,6 +3,7 @@
 pub mod call;
 pub mod clock;
 pub mod headers;
+pub mod memory;
 pub mod meter;
 pub mod raw;
 pub mod store;

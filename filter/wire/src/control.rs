@@ -162,6 +162,12 @@ pub struct Status {
     pub vms: Vec<VmStatus>,
     /// Live requests of all VMs.
     pub live_flows: u64,
+    /// Learned bytes per prompt token of the models that the answering VM was asked for.
+    #[serde(default)]
+    pub estimates: Vec<EstimateStatus>,
+    /// Tokenizers held, and what the answering VM made of them.
+    #[serde(default)]
+    pub tokenizers: Vec<TokenizerStatus>,
     /// Sessions remembered, counted once a minute.
     #[serde(default)]
     pub sessions: u64,
@@ -209,6 +215,66 @@ pub struct SnapshotStatus {
     pub age_ms: u64,
     /// Pods it holds.
     pub pods: u64,
+}
+
+/// What makes a prompt token of a model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EstimateStatus {
+    /// Model name.
+    pub model: String,
+    /// Bytes of a prompt's JSON text per token.
+    pub bytes_per_token: f64,
+}
+
+/// A model's tokenizer, as the answering VM has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TokenizerStatus {
+    /// Model name.
+    pub model: String,
+    /// XXH64 of the pushed file, hexadecimal.
+    pub digest: String,
+    /// Size of the pushed file, in bytes.
+    pub bytes: u64,
+    /// Sender.
+    pub agent: String,
+    /// Epoch.
+    pub epoch: u64,
+    /// Sequence.
+    pub sequence: u64,
+    /// Time since it was stored, in ms.
+    pub age_ms: u64,
+    /// How far this VM is with it.
+    pub state: TokenizerState,
+    /// Why it cannot be loaded.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub error: String,
+    /// Time that loading took and stalled the worker, in ms.
+    pub load_ms: u64,
+    /// Linear memory before it was loaded, in pages of 64 KiB.
+    pub pages_before: u32,
+    /// Linear memory after.
+    pub pages_after: u32,
+    /// Speed as last measured.
+    pub tokens_per_ms: u64,
+    /// Prompts counted.
+    pub counted: u64,
+}
+
+/// How far a VM is with a tokenizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum TokenizerState {
+    /// No request needed it: none came near a number of tokens that decides.
+    #[default]
+    Idle,
+    /// Loaded at one of the next ticks.
+    Wanted,
+    /// Ready.
+    Loaded,
+    /// It cannot be loaded; prompts are estimated.
+    Failed,
 }
 
 /// A pod, or a pair, that is avoided because it failed.

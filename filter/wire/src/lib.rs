@@ -9,4 +9,5 @@ pub mod names;
 pub mod profile;
 pub mod roleset;
 pub mod samples;
+pub mod tokenizer;
 pub mod topology;

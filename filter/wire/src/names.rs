@@ -93,3 +93,5 @@ pub const PATH_LEDGERS: &str = "/pd/v1/ledgers";
 pub const PATH_EXPLAIN: &str = "/pd/v1/explain";
 /// Control endpoint: GET [`crate::control::Status`].
 pub const PATH_STATUS: &str = "/pd/v1/status";
+/// Control endpoint: PUT a [`crate::tokenizer::Message`].
+pub const PATH_TOKENIZERS: &str = "/pd/v1/tokenizers";

@@ -126,6 +126,11 @@ impl Gateway {
         self.world.borrow().clock.elapsed_ms()
     }
 
+    /// Lets so much time go by between any two reads of a clock, so that work takes time.
+    pub fn slow_down(&mut self, micros_per_read: u64) {
+        self.world.borrow_mut().clock.per_read = micros_per_read * 1000;
+    }
+
     /// Steps the wall clock alone.
     pub fn step_wall_clock(&mut self, ms: i64) {
         self.world.borrow_mut().clock.step_wall(ms);

@@ -6,6 +6,7 @@ mod legs;
 mod limits;
 pub mod sglang;
 pub mod trtllm;
+pub mod usage;
 pub mod vllm;
 
 pub use hand_over::{HandOver, Unusable};

@@ -223,6 +223,7 @@ impl Flow {
             choice,
             legs,
             chain: plan.chain,
+            learns_from: plan.learns_from,
             timeout_ms,
             attempt,
         };

@@ -28,6 +28,7 @@ mod ending;
 mod event;
 mod explain;
 mod head;
+mod length;
 mod orphan;
 mod plan;
 mod prefill;

@@ -1,5 +1,6 @@
 //! What is known of a request before pods are chosen: model, settings, lengths, prefix matches.
 
+use super::length::Length;
 use super::state::Choice;
 use super::{Head, affinity};
 use crate::config::{RequestHints, StrategySource, resolve};
@@ -13,6 +14,7 @@ use crate::request::{Endpoint, Member, Scan};
 use crate::select::{Decision, Query, Refusal, Settings, Shape, Strategy, Target};
 use crate::serve::Ask;
 use crate::session::growth;
+use crate::tokens::boundary;
 use crate::worker::Scene;
 use pd_wire::knobs::{self, Choice as _, DecodePolicy, Knobs, PrefillFallback, PrefillPolicy};
 use pd_wire::topology::Role;
@@ -20,7 +22,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Bytes of a request body per prompt token, as the reference charges them.
-const BYTES_PER_TOKEN: u64 = 4;
+const CHARGED_BYTES_PER_TOKEN: u64 = 4;
 
 /// What is known of a request before pods are chosen.
 pub(super) struct Plan {
@@ -49,13 +51,15 @@ pub(super) struct Plan {
     pub(super) pods_allowed: Vec<bool>,
     /// Most requests per second of the profile, over all replicas; 0 = no limit.
     pub(super) requests_per_second: u32,
-    /// Prompt tokens, estimated from the text.
+    /// Prompt tokens, estimated or counted.
     pub(super) prompt_tokens: u64,
     /// Prompt tokens as charged: body bytes / 4.
     pub(super) charged_tokens: u64,
     /// Prompt tokens of the session's turn before, if they are known.
     pub(super) tokens_before: Option<u64>,
     text_bytes: u64,
+    /// Bytes of which the prefill engine's count makes a ratio; 0 = none.
+    pub(super) learns_from: u64,
     pub(super) chain: Option<Chain>,
     pub(super) match_percent: Vec<u8>,
 }
@@ -83,26 +87,31 @@ impl Plan {
         scan: &Scan,
         fleet: Rc<ModelFleet>,
         head: &Head,
-        scene: &Scene<'_>,
+        scene: &mut Scene<'_>,
     ) -> Result<Self, Fault> {
         let text_bytes = u64::try_from(scan.text_bytes()).unwrap_or(u64::MAX);
+        let mut length = Length::new(head.endpoint, body, scan, &fleet, scene);
         let body_bytes = u64::try_from(body.len()).unwrap_or(u64::MAX);
-        let prompt_tokens = text_bytes / BYTES_PER_TOKEN;
         let mut hints = RequestHints {
             strategy: head.strategy.as_deref(),
             profile: head.profile.as_deref(),
-            prompt_tokens: Some(prompt_tokens),
+            prompt_tokens: None,
             max_tokens: None,
         };
-        if hints.is_auto() {
-            hints.max_tokens = max_tokens(body, scan);
-        }
         let config = fleet
             .config
             .and_then(|index| fleet.configs.get(usize::try_from(index).ok()?));
+        if hints.is_auto() {
+            let bounds = config.into_iter().flat_map(boundary::of_auto_profiles);
+            length.settle(bounds, scene);
+            hints.prompt_tokens = Some(length.tokens);
+            hints.max_tokens = max_tokens(body, scan);
+        }
         let resolved = resolve(scene.config, config, hints, !fleet.rolesets.is_empty())
             .map_err(|error| Fault::Strategy(error.to_string()))?;
-        if let Some(policy) = &resolved.knobs.invalid_decode_policy {
+        if let (Some(policy), knobs::Strategy::Pd) =
+            (&resolved.knobs.invalid_decode_policy, resolved.strategy)
+        {
             let allowed = DecodePolicy::NAMES.join(", ");
             return Err(Fault::Policy(format!(
                 "the profile names the unknown decodeScorePolicy {policy}; use one of {allowed}"
@@ -130,6 +139,11 @@ impl Plan {
                 settings.prefill_fallback = PrefillFallback::Combined;
             }
         }
+        if resolved.strategy == knobs::Strategy::Pd {
+            let (profile, knobs) = (resolved.pod_profile, &resolved.knobs);
+            length.settle(boundary::of_pods(&fleet.configs, profile, knobs), scene);
+        }
+        let (prompt_tokens, learns_from) = (length.tokens, length.learns_from);
         let plain = match resolved.strategy {
             knobs::Strategy::Random => Strategy::Random,
             knobs::Strategy::PrefixCache => Strategy::PrefixCache,
@@ -156,9 +170,10 @@ impl Plan {
             engine,
             streams: scan.stream,
             prompt_tokens,
-            charged_tokens: body_bytes / BYTES_PER_TOKEN,
+            charged_tokens: body_bytes / CHARGED_BYTES_PER_TOKEN,
             tokens_before: None,
             text_bytes,
+            learns_from,
             chain: None,
             match_percent: Vec::new(),
         };

@@ -2,8 +2,9 @@
 
 use super::decode::DecodeLeg;
 use super::plan::learn;
-use super::state::{Choice, Orphan, Prefilling, State};
+use super::state::{Choice, Orphan, PrefillCall, Prefilling, State};
 use super::{Attempt, BodyEdit, Effect, Event, Flow};
+use crate::engine::usage::prompt_tokens;
 use crate::engine::{HandOver, KvReference};
 use crate::meters::{Count, Meter};
 use crate::reply::{Fault, PrefillFailure, prefill_passthrough};
@@ -81,11 +82,7 @@ impl Flow {
                 );
             }
         };
-        scene.worker.ledger.prefill_done(leg.choice.charge);
-        if let Some(chain) = &leg.call.chain {
-            learn(&leg.choice, leg.choice.prefill_pod(), chain, scene);
-        }
-        self.count_success(effects);
+        self.prefill_succeeded(&leg.choice, &leg.call, body, scene, effects);
         // With the KV it gets the prefix, so a later turn may need no remote prefill.
         let decode_learns = leg.choice.knobs.local_prefill_max_tokens > 0;
         let decode = DecodeLeg {
@@ -212,7 +209,26 @@ impl Flow {
         self.fail(&Fault::Prefill { failure, detail }, scene, effects)
     }
 
-    pub(super) fn count_success(&self, effects: &mut Vec<Effect>) {
+    /// The prompt is computed: what that teaches, and that its tokens no longer wait.
+    pub(super) fn prefill_succeeded(
+        &self,
+        choice: &Choice,
+        call: &PrefillCall,
+        body: &[u8],
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let estimates = &mut scene.worker.estimates;
+        if estimates.are_wanted()
+            && let Some(tokens) = prompt_tokens(body)
+        {
+            let (fleet, bytes) = (&choice.fleet, call.learns_from);
+            estimates.learn(scene.store, fleet.slot, &fleet.name, bytes, tokens);
+        }
+        scene.worker.ledger.prefill_done(choice.charge);
+        if let Some(chain) = &call.chain {
+            learn(choice, choice.prefill_pod(), chain, scene);
+        }
         effects.push(Effect::Count(
             Count::new(Meter::PrefillSuccess, self.model.clone())
                 .word("status", "pd-prefill-request-success")

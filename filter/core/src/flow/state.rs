@@ -91,6 +91,8 @@ pub(super) struct Prepared {
     pub(super) call: Call,
     /// Prompt blocks.
     pub(super) chain: Option<Chain>,
+    /// Bytes of the prompt's text, to learn how many make a token; 0 = nothing to learn.
+    pub(super) learns_from: u64,
     /// How long the prefill leg may take, in ms.
     pub(super) timeout_ms: u64,
     pub(super) attempt: Attempt,
@@ -111,6 +113,8 @@ pub(super) struct Preparing {
 pub(super) struct PrefillCall {
     /// Prompt blocks, learnt when it succeeds.
     pub(super) chain: Option<Chain>,
+    /// Bytes of the prompt's text, to learn how many make a token; 0 = nothing to learn.
+    pub(super) learns_from: u64,
     /// The timeout in force, in ms, and when it ends.
     pub(super) timeout_ms: u64,
     pub(super) deadline: u64,
@@ -197,6 +201,7 @@ impl Prepared {
     pub(super) fn prefill_call(&mut self, now_ms: u64) -> PrefillCall {
         PrefillCall {
             chain: self.chain.take(),
+            learns_from: self.learns_from,
             timeout_ms: self.timeout_ms,
             deadline: now_ms.saturating_add(self.timeout_ms),
         }

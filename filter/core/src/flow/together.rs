@@ -7,7 +7,6 @@
 
 use super::abort::{Order, Reason};
 use super::decode::DecodeLeg;
-use super::plan::learn;
 use super::prefill::BEFORE_RESPONSE;
 use super::state::{Decoding, Orphan, Prepared, State};
 use super::verdict::Part;
@@ -72,18 +71,14 @@ impl Flow {
             Event::CallReply { status: 200, body } => {
                 let answer = legs.hand_over(body, leg.choice.prefill_pod());
                 self.judge_answer(&leg.choice, &answer, scene, effects);
-                scene.worker.ledger.prefill_done(leg.choice.charge);
                 leg.watch.prefilled(scene.now_ms);
                 if answer == HandOver::NotAnObject {
                     // Nothing of it is needed: the engines have the KV between them.
-                    let stage = leg.stage();
-                    self.count_failure(PrefillFailure::BadResponse, stage, effects);
-                    return State::Decoding(leg);
+                    scene.worker.ledger.prefill_done(leg.choice.charge);
+                    self.count_failure(PrefillFailure::BadResponse, leg.stage(), effects);
+                } else {
+                    self.prefill_succeeded(&leg.choice, &call, body, scene, effects);
                 }
-                if let Some(chain) = &call.chain {
-                    learn(&leg.choice, leg.choice.prefill_pod(), chain, scene);
-                }
-                self.count_success(effects);
                 return State::Decoding(leg);
             }
             Event::CallReply { status, body } => (PrefillFailure::Status(status), body),

@@ -9,6 +9,7 @@ pub(crate) mod cursor;
 mod error;
 mod member;
 pub mod patch;
+pub mod prompt;
 mod scan;
 pub(crate) mod text;
 

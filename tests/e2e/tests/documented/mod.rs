@@ -12,6 +12,7 @@ mod policies;
 mod profiles;
 mod sessions;
 mod steps;
+mod tokenizers;
 mod variables;
 
 use pd_e2e::{Answer, Call, EnvoyConfig, Pod, Stand};

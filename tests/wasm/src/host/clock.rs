@@ -10,6 +10,8 @@ pub(crate) struct Clock {
     pub(crate) monotonic: u64,
     /// Wall-clock nanoseconds since the epoch.
     pub(crate) wall: u64,
+    /// Nanoseconds that go by between two reads, in place of what the guest's work takes.
+    pub(crate) per_read: u64,
     start: u64,
 }
 
@@ -21,6 +23,7 @@ impl Default for Clock {
         Self {
             monotonic: start,
             wall: 1_800_000_000 * 1_000 * NANOS_PER_MS,
+            per_read: 0,
             start,
         }
     }

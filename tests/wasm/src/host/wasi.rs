@@ -114,10 +114,11 @@ pub(crate) fn link(linker: &mut Linker<Host>) -> wasmtime::Result<()> {
 
 fn clock_time(guest: Guest<'_, '_>, id: u32, out: u32) -> i32 {
     let now = {
-        let world = guest.data().world.borrow();
+        let clock = &mut guest.data().world.borrow_mut().clock;
+        clock.advance_to(clock.monotonic + clock.per_read);
         match id {
-            0 => world.clock.wall,
-            1 => world.clock.monotonic,
+            0 => clock.wall,
+            1 => clock.monotonic,
             _ => return errno::NOTSUP,
         }
     };

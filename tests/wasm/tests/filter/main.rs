@@ -22,5 +22,6 @@ mod stand;
 mod strategies;
 mod streaming;
 mod timers;
+mod tokenizers;
 mod upgrade;
 mod watchdog;
