@@ -161,15 +161,16 @@ impl Registry {
         }
     }
 
-    /// The flows whose deadline has come. A flow that asks again for a time that has passed is
+    /// At most `max` flows whose deadline has come, the longest due first. A flow that asks again for a time that has passed is
     /// heard at the next call, so a caller never loops.
-    pub fn take_due(&mut self, now_ms: u64) -> Vec<FlowId> {
+    pub fn take_due(&mut self, now_ms: u64, max: usize) -> Vec<FlowId> {
         let mut taken = Vec::new();
         let mut later = Vec::new();
-        while self
-            .due
-            .peek()
-            .is_some_and(|Reverse((at, _))| *at <= now_ms)
+        while taken.len() < max
+            && self
+                .due
+                .peek()
+                .is_some_and(|Reverse((at, _))| *at <= now_ms)
         {
             let Some(Reverse((at, id))) = self.due.pop() else {
                 break;

@@ -25,6 +25,11 @@ pub const TICK_MS: u64 = 100;
 const TICK_SLACK_MS: u64 = 10;
 /// Time between two ticks from which on this worker, and not the pods, was silent, in ms.
 const STALL_MS: u64 = 5 * TICK_MS;
+/// Most due requests of one tick: streams wait while those are answered or cut, and the proxy has as
+/// much to do for each after the tick as in it.
+const MAX_DUE: usize = 50;
+/// Period of the tick while more than that are due, in ms.
+const HURRIED_TICK_MS: u64 = 10;
 /// How often expired charges are looked for, in ms.
 const SWEEP_MS: u64 = 60_000;
 
@@ -41,12 +46,18 @@ pub struct Settings {
 pub struct Root {
     id: u32,
     settings: Option<Rc<Settings>>,
+    /// The tick is faster for a while.
+    hurried: bool,
 }
 
 impl Root {
     /// A root that is not configured yet.
     pub fn new(id: u32) -> Self {
-        Self { id, settings: None }
+        Self {
+            id,
+            settings: None,
+            hurried: false,
+        }
     }
 }
 
@@ -81,7 +92,13 @@ impl RootContext for Root {
         let Some(settings) = self.settings.clone() else {
             return;
         };
-        vm::with(|vm| vm.tick(&settings));
+        let hurry = vm::with(|vm| vm.tick(&settings));
+        if hurry != self.hurried {
+            let period_ms = if hurry { HURRIED_TICK_MS } else { TICK_MS };
+            if hostcalls::set_tick_period(Duration::from_millis(period_ms)).is_ok() {
+                self.hurried = hurry;
+            }
+        }
     }
 
     fn on_queue_ready(&mut self, _: u32) {
@@ -129,21 +146,29 @@ impl Context for Root {
 }
 
 impl Vm {
-    /// One tick of one root: deadlines at every one, the VM's own duties once a period.
-    fn tick(&mut self, settings: &Settings) {
+    /// One tick of one root: deadlines at every one, the VM's own duties once a period. True when
+    /// requests are due that had to be left for the next tick.
+    fn tick(&mut self, settings: &Settings) -> bool {
         let now_ms = clock::now_ms();
         self.dispatch_posted(settings.root);
         let since = now_ms.saturating_sub(self.ticked_at);
         if since >= STALL_MS {
             self.flows.unheard_for(since.saturating_sub(TICK_MS));
         }
-        for id in self.flows.take_due(now_ms) {
+        let due = self.flows.take_due(now_ms, MAX_DUE);
+        let backlog = due.len() >= MAX_DUE;
+        for id in due {
             self.handle(id, Event::Due, Place::Root(settings.root));
         }
         // Each root ticks at its own time; together they must not make this VM's beat faster.
-        if now_ms.saturating_sub(self.ticked_at) < TICK_MS - TICK_SLACK_MS {
-            return;
+        if since >= TICK_MS - TICK_SLACK_MS {
+            self.beat(settings, now_ms);
         }
+        backlog
+    }
+
+    /// This VM's own duties.
+    fn beat(&mut self, settings: &Settings, now_ms: u64) {
         self.ticked_at = now_ms;
         self.worker.unix_ahead_ms = clock::unix_ahead_ms();
         self.reset_warnings();

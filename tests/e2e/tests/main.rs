@@ -28,3 +28,4 @@ mod streaming;
 mod traps;
 mod up;
 mod upgrade;
+mod watchdog;

@@ -21,7 +21,7 @@ enum Event {
     Late,
     /// The client goes away.
     Gone,
-    /// The prefill timeout passes.
+    /// The prefill timeout passes, and every decode timer that is set.
     Time,
     /// Response headers of the decode leg.
     Headers,
@@ -79,7 +79,8 @@ impl Run {
         let open = outcome.ending == Ending::Open;
         let leg = open && outcome.upstream.is_some() && !self.responded;
         match event {
-            Event::Good | Event::Busy | Event::Refused | Event::Lost | Event::Time => pending > 0,
+            Event::Good | Event::Busy | Event::Refused | Event::Lost => pending > 0,
+            Event::Time => pending > 0 || leg,
             Event::Late => pending > 1,
             Event::Gone => open,
             Event::Headers => leg && !self.responding,
@@ -175,6 +176,16 @@ fn explore(plugin: &str, exchange: &Exchange, depth: usize) -> u64 {
 fn any_order_ends_once_and_at_zero() {
     let sequences = explore(r#"{"prefillRequestTimeout":1}"#, &chat(true), 6);
     assert!(sequences > 500, "{sequences}");
+}
+
+#[test]
+fn any_order_ends_once_and_at_zero_under_every_timer() {
+    let timers = r#"{"prefillRequestTimeout":1,"decodeFirstResponseTimeout":1,
+        "decodeStreamIdleTimeout":1,"decodeResponseTimeout":1}"#;
+    for stream in [true, false] {
+        let sequences = explore(timers, &chat(stream), 5);
+        assert!(sequences > 200, "{sequences}");
+    }
 }
 
 #[test]

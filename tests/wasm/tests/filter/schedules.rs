@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 const WORKERS: usize = 2;
 const REQUESTS: usize = 30;
 /// Short timers, so that they fire within a schedule.
-const PLUGIN: &str =
-    r#"{"prefillRequestTimeout":2,"streamIdleBackstop":8,"maxOrphans":3,"prefillRetries":2}"#;
+const PLUGIN: &str = r#"{"prefillRequestTimeout":2,"streamIdleBackstop":8,"maxOrphans":3,"prefillRetries":2,
+    "decodeFirstResponseTimeout":3,"decodeResponseTimeout":4,"decodeStreamIdleTimeout":5}"#;
 
 /// SplitMix64.
 struct Random(u64);
