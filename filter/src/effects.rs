@@ -68,14 +68,18 @@ impl Vm {
         let scene = &mut Self::scene(&mut self.worker, &settings, now_ms);
         let effects = entry.flow.on(event, scene);
         for effect in effects {
-            self.perform(id, effect, place, outcome);
+            if !self.perform(id, effect, place, outcome) {
+                break;
+            }
         }
         self.flows.settle(id, now_ms);
     }
 
-    fn perform(&mut self, id: FlowId, effect: Effect, place: Place, outcome: &mut Outcome) {
+    /// Performs one effect. False when the flow has heard that it could not be, and what else it
+    /// asked for no longer holds.
+    fn perform(&mut self, id: FlowId, effect: Effect, place: Place, outcome: &mut Outcome) -> bool {
         match effect {
-            Effect::Call(call) => self.post(id, call, place, outcome),
+            Effect::Call(call) => return self.post(id, call, place, outcome),
             Effect::ReadBody => {
                 let body = self.at_stream(id, place).then(|| self.read_body(id));
                 match body {
@@ -149,6 +153,7 @@ impl Vm {
                 ));
             }
         }
+        true
     }
 
     /// Makes the flow's stream the one that host calls act on; false when it is gone.
@@ -162,24 +167,25 @@ impl Vm {
 
     /// Sends a call, owned by the flow's own root, which lives as long as the client's stream. A
     /// callback of another root leaves it to that root's next tick. An orphan has no stream, so its
-    /// call may go out from any root at hand.
-    fn post(&mut self, id: FlowId, call: Call, place: Place, outcome: &mut Outcome) {
+    /// call may go out from any root at hand. False when the host refused it.
+    fn post(&mut self, id: FlowId, call: Call, place: Place, outcome: &mut Outcome) -> bool {
         self.flows.give_up_call(id);
         let Some(entry) = self.flows.get_mut(id) else {
-            return;
+            return true;
         };
         let own = entry.settings.root;
         match place {
             Place::Root(root) if root != own && entry.context.is_some() => {
                 entry.outbox = Some(call);
                 self.posted.push(id);
+                true
             }
             Place::Root(root) => {
                 let sent = hostcalls::set_effective_context(root).and_then(|()| call::send(&call));
-                self.called(id, sent, place, outcome);
+                self.called(id, sent, place, outcome)
             }
             Place::Request | Place::Response => {
-                self.called(id, call::send_as_root(own, call), place, outcome);
+                self.called(id, call::send_as_root(own, call), place, outcome)
             }
         }
     }
@@ -204,12 +210,16 @@ impl Vm {
         sent: Result<u32, Status>,
         place: Place,
         outcome: &mut Outcome,
-    ) {
+    ) -> bool {
         match sent {
-            Ok(token) => self.flows.called(id, token),
+            Ok(token) => {
+                self.flows.called(id, token);
+                true
+            }
             Err(status) => {
                 log::error!("cluster {} refused a call: {status:?}", names::CLUSTER);
                 self.step(id, Event::CallLost(Lost::Unsent), place, outcome);
+                false
             }
         }
     }
@@ -233,6 +243,11 @@ impl Vm {
             BodyEdit::Prefix(Prefix { replace, bytes }) => {
                 self.replace_prefix(size, *replace, bytes);
                 size.saturating_sub(*replace).saturating_add(bytes.len())
+            }
+            BodyEdit::Replace { .. } => {
+                let body = leg.body.apply(&self.read_body(id));
+                raw::set_buffer(BufferType::HttpRequestBody, 0, size, &body);
+                body.len()
             }
         };
         stream::set_request_header("content-length", &length.to_string());

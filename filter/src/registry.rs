@@ -92,6 +92,13 @@ impl Registry {
         }
     }
 
+    /// True while a call of the flow is out.
+    pub fn is_calling(&self, id: FlowId) -> bool {
+        self.flows
+            .get(&id)
+            .is_some_and(|entry| entry.call.is_some())
+    }
+
     /// Forgets the call that is out: whatever answer still comes is nobody's, least of all that
     /// of the flow's next call.
     pub fn give_up_call(&mut self, id: FlowId) {

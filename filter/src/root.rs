@@ -170,6 +170,7 @@ impl Vm {
     /// This VM's own duties.
     fn beat(&mut self, settings: &Settings, now_ms: u64) {
         self.ticked_at = now_ms;
+        self.worker.unix_ahead_ms = clock::unix_ahead_ms();
         self.reset_warnings();
         self.worker.fleet.refresh(&SharedData);
         self.watch_snapshot(settings, now_ms);

@@ -270,7 +270,7 @@ impl Vm {
         // The host knows its own end of the connection once the request is on it.
         let unsent = stream::property(&["upstream", "local_address"]).is_none();
         self.handle(id, Event::Gone { engine_cut, unsent }, Place::Response);
-        if dropped {
+        if dropped && !self.flows.is_calling(id) {
             // Its call never left, so nothing will answer.
             self.handle(id, Event::CallLost(Lost::Unsent), Place::Response);
         }

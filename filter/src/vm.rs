@@ -63,8 +63,10 @@ impl Vm {
                 *place = byte;
             }
         }
+        let mut worker = Worker::new(seed);
+        worker.unix_ahead_ms = clock::unix_ahead_ms();
         Self {
-            worker: Worker::new(seed),
+            worker,
             flows: Registry::with_capacity(FLOWS_AT_START),
             posted: Vec::new(),
             meters: Meters::default(),

@@ -156,6 +156,7 @@ impl<'a> Reader<'a> {
                     .label(names::LABEL_KV_CONNECTOR)
                     .map(str::to_ascii_lowercase),
                 bootstrap_port: self.bootstrap_port(),
+                restarts: self.restarts(),
                 config: None,
                 ready: self.ready(source),
                 draining: self.draining(),
@@ -241,6 +242,15 @@ impl<'a> Reader<'a> {
                 default
             }
         }
+    }
+
+    /// Restarts of all containers.
+    fn restarts(&self) -> u32 {
+        let status = self.pod.status.as_ref();
+        let containers = status.and_then(|status| status.container_statuses.as_ref());
+        let counts = containers.into_iter().flatten();
+        let counts = counts.map(|container| u32::try_from(container.restart_count).unwrap_or(0));
+        counts.fold(0, u32::saturating_add)
     }
 
     fn bootstrap_port(&mut self) -> Option<u16> {

@@ -29,6 +29,8 @@ pub enum PrefillFailure {
     Status(u16),
     /// 200 with a body that is no JSON object.
     BadResponse,
+    /// What is to be known before the leg can be sent could not be learnt.
+    Setup,
 }
 
 impl PrefillFailure {
@@ -40,6 +42,7 @@ impl PrefillFailure {
             Self::Timeout => "timeout",
             Self::Status(_) => "http_status",
             Self::BadResponse => "bad_response",
+            Self::Setup => "request_setup",
         }
     }
 
@@ -48,7 +51,7 @@ impl PrefillFailure {
     pub fn is_retriable(self) -> bool {
         matches!(
             self,
-            Self::Transport | Self::Timeout | Self::Status(429 | 502 | 503)
+            Self::Transport | Self::Timeout | Self::Setup | Self::Status(429 | 502 | 503)
         )
     }
 }
@@ -189,7 +192,7 @@ impl Fault {
             }
             Self::Prefill { failure, .. } => {
                 let status = match failure {
-                    PrefillFailure::Transport => 503,
+                    PrefillFailure::Transport | PrefillFailure::Setup => 503,
                     PrefillFailure::Timeout => 504,
                     // Overload of one pod: the client may try again.
                     PrefillFailure::Status(429 | 502 | 503) => 503,
@@ -253,13 +256,21 @@ impl Fault {
     }
 }
 
-/// The engine's own refusal of a prefill leg: its status and body, with our marker.
+/// The engine's own refusal of a prefill leg: its status and message, with our marker. A body in
+/// OpenAI's form stays as it came; of others the message is taken.
 #[must_use]
 pub fn prefill_passthrough(status: u16, body: &[u8], request_id: &str) -> Reply {
-    let body = if serde_json::from_slice::<serde::de::IgnoredAny>(body).is_ok() {
+    let value: Option<serde_json::Value> = serde_json::from_slice(body).ok();
+    let member = |name| value.as_ref().and_then(|value| value.get(name));
+    let body = if member("error").is_some_and(serde_json::Value::is_object) {
         body.to_vec()
     } else {
-        let mut text: String = String::from_utf8_lossy(body).chars().take(256).collect();
+        // SGLang has `message`, TensorRT-LLM that or a text as `error`.
+        let message = ["message", "error"]
+            .into_iter()
+            .find_map(|name| member(name)?.as_str());
+        let text = message.map_or_else(|| String::from_utf8_lossy(body), Into::into);
+        let mut text: String = text.chars().take(256).collect();
         if text.trim().is_empty() {
             text = format!("the prefill engine answered {status} without a message");
         }
@@ -367,6 +378,15 @@ mod tests {
     fn an_engines_refusal_keeps_its_status_and_its_json() {
         let body = br#"{"error":{"message":"too long"}}"#;
         assert_eq!(prefill_passthrough(400, body, "i").body, body);
+        for flat in [
+            r#"{"object":"error","message":"too long","code":400}"#,
+            r#"{"error":"too long"}"#,
+        ] {
+            let reply = prefill_passthrough(400, flat.as_bytes(), "i");
+            let shaped: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+            assert_eq!(shaped["error"]["message"], "too long");
+            assert_eq!(shaped["error"]["type"], "invalid_request_error");
+        }
         let text = prefill_passthrough(500, b"oops", "i");
         assert_eq!(text.status, 500);
         assert!(String::from_utf8(text.body).unwrap().contains("oops"));

@@ -2,6 +2,8 @@
 
 use crate::config::Config;
 use crate::eject::Ejections;
+use crate::engine::trtllm::ids::DisaggIds;
+use crate::engine::trtllm::workers::ContextWorkers;
 use crate::fleet::{FleetCache, ModelFleet};
 use crate::ids::Ids;
 use crate::ledger::Ledger;
@@ -33,6 +35,12 @@ pub struct Worker {
     pub eject: Ejections,
     /// Random words and ids.
     pub ids: Ids,
+    /// Ids of TensorRT-LLM requests.
+    pub disagg_ids: DisaggIds,
+    /// Where TensorRT-LLM's context workers are.
+    pub context_workers: ContextWorkers,
+    /// How far the Unix clock is ahead of the shared monotonic one, in ms; as of the last tick.
+    pub unix_ahead_ms: u64,
     /// Where the round over the session table is.
     pub sessions: Sweep,
     /// Requests in flight, orphaned ones left out.
@@ -60,6 +68,9 @@ impl Worker {
             rate: RateCounts::default(),
             eject: Ejections::default(),
             ids,
+            disagg_ids: DisaggIds::default(),
+            context_workers: ContextWorkers::default(),
+            unix_ahead_ms: 0,
             sessions: Sweep::default(),
             in_flight: 0,
             retrying: 0,
@@ -75,6 +86,14 @@ impl Worker {
             return known;
         }
         self.fleet.model(name)
+    }
+
+    /// A fresh id of a TensorRT-LLM request; `machine` differs between Envoys that share workers.
+    pub fn disagg_id(&mut self, store: &dyn SharedStore, machine: u64, now_ms: u64) -> u64 {
+        let slot = self.ledger.vm().map(|vm| vm.slot);
+        let unix_ms = now_ms.saturating_add(self.unix_ahead_ms);
+        let word = self.ids.word();
+        self.disagg_ids.next(store, slot, machine, unix_ms, word)
     }
 
     /// The VM's own duties beside the ledger's beat; call once per tick. The janitor also does

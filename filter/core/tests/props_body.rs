@@ -10,7 +10,7 @@
     reason = "test code"
 )]
 
-use pd_core::engine::vllm;
+use pd_core::engine::{HandOver, vllm};
 use pd_core::request::patch::{self, Edit};
 use pd_core::request::{BodyError, Endpoint, Member, Scan, scan};
 use proptest::prelude::*;
@@ -281,7 +281,7 @@ proptest! {
             let _ = vllm::hand_over(&bytes, connector, "10.0.0.1");
             let reply = format!("{{\"kv_transfer_params\":{text}}}");
             let out = vllm::hand_over(reply.as_bytes(), connector, "10.0.0.1");
-            if let vllm::HandOver::Members(members) = out {
+            if let HandOver::Members(members) = out {
                 let body = vllm::release_body("m", &members, Endpoint::Chat);
                 serde_json::from_slice::<Value>(&body).unwrap();
             }

@@ -29,7 +29,7 @@ unsafe extern "C" {
 /// The host refused it.
 pub fn send(call: &Call) -> Result<u32, Status> {
     let mut headers = vec![
-        (":method", "POST"),
+        (":method", call.method),
         (":path", call.path.as_str()),
         (":authority", call.address.as_str()),
         (names::HEADER_TARGET, call.address.as_str()),
@@ -40,13 +40,8 @@ pub fn send(call: &Call) -> Result<u32, Status> {
             .map(|(name, value)| (*name, value.as_str())),
     );
     let timeout = Duration::from_millis(call.timeout_ms);
-    hostcalls::dispatch_http_call(
-        names::CLUSTER,
-        headers,
-        Some(&call.body),
-        Vec::new(),
-        timeout,
-    )
+    let body = (!call.body.is_empty()).then_some(call.body.as_slice());
+    hostcalls::dispatch_http_call(names::CLUSTER, headers, body, Vec::new(), timeout)
 }
 
 /// Sends a call from a stream's callback; that stream's root gets the answer. Returns the call's

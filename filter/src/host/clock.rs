@@ -1,4 +1,4 @@
-//! The monotonic clock that all VMs of the process share.
+//! The monotonic clock that all VMs of the process share, and what Unix time it is.
 
 /// Milliseconds of the shared monotonic clock.
 ///
@@ -22,10 +22,20 @@ fn now_ns() -> u64 {
     time
 }
 
+/// How far the Unix clock is ahead of the shared monotonic one, in ms.
+pub fn unix_ahead_ms() -> u64 {
+    let mut time = 0u64;
+    // SAFETY: as above.
+    unsafe { clock_time_get(REALTIME, 1, &raw mut time) };
+    (time / 1_000_000).saturating_sub(now_ms())
+}
+
 #[link(wasm_import_module = "wasi_snapshot_preview1")]
 unsafe extern "C" {
     fn clock_time_get(id: u32, precision: u64, time: *mut u64) -> u32;
 }
 
+/// WASI's id of the Unix clock.
+const REALTIME: u32 = 0;
 /// WASI's id of the monotonic clock.
 const MONOTONIC: u32 = 1;

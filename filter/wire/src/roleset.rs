@@ -72,6 +72,7 @@ mod tests {
             engine: String::new(),
             kv_connector: None,
             bootstrap_port: None,
+            restarts: 0,
             config: None,
             ready: true,
             draining: false,

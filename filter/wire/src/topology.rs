@@ -95,6 +95,9 @@ pub struct Pod {
     /// Bootstrap port of an SGLang prefill pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap_port: Option<u16>,
+    /// How often the pod's containers were restarted: after a restart it is another process.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub restarts: u32,
     /// Index into [`Model::configs`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub config: Option<u32>,
@@ -106,6 +109,11 @@ pub struct Pod {
     /// Labels, for `external-filter`.
     #[serde(default)]
     pub labels: std::collections::BTreeMap<String, String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde calls")]
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// Phase a pod serves.

@@ -1,9 +1,8 @@
 //! The pods of a test: an engine each, and the Kubernetes list that names them.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 
-use pd_engine_sim::{EngineConfig, Role};
+use pd_engine_sim::{Engine, EngineConfig, EngineKind, Role};
 use serde_json::{Value, json};
 
 /// Model that the engines serve unless a test says otherwise.
@@ -26,6 +25,8 @@ pub struct Pod {
     pub labels: BTreeMap<String, String>,
     /// More annotations.
     pub annotations: BTreeMap<String, String>,
+    /// Restarts of its container.
+    pub restarts: u32,
     /// How its engine behaves.
     pub engine: EngineConfig,
 }
@@ -74,6 +75,7 @@ impl Pod {
             config: None,
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
+            restarts: 0,
             engine,
         }
     }
@@ -100,14 +102,28 @@ impl Pod {
         self
     }
 
+    /// Runs another engine.
+    pub fn of_engine(mut self, kind: EngineKind) -> Self {
+        let label = match kind {
+            EngineKind::Vllm => "vllm",
+            EngineKind::Sglang => "sglang",
+            EngineKind::Trtllm => "trtllm",
+        };
+        let name = pd_wire::names::LABEL_ENGINE.to_owned();
+        self.labels.insert(name, label.to_owned());
+        self.engine.engine = kind;
+        self
+    }
+
     /// Changes how the engine behaves.
     pub fn engine(mut self, change: impl FnOnce(&mut EngineConfig)) -> Self {
         change(&mut self.engine);
         self
     }
 
-    /// The pod as Kubernetes shows it, served at this address.
-    pub(crate) fn manifest(&self, at: SocketAddr, uid: &str) -> Value {
+    /// The pod as Kubernetes shows it, served by this engine.
+    pub(crate) fn manifest(&self, engine: &Engine, uid: &str) -> Value {
+        let at = engine.address();
         let mut labels = self.labels.clone();
         labels
             .entry(pd_wire::names::LABEL_ENGINE.to_owned())
@@ -122,6 +138,11 @@ impl Pod {
             label(pd_wire::names::LABEL_ROLESET, roleset);
         }
         let mut annotations = self.annotations.clone();
+        if self.engine.engine == EngineKind::Sglang {
+            let name = pd_wire::names::ANNOTATION_BOOTSTRAP_PORT.to_owned();
+            let port = engine.side_channel_port().to_string();
+            annotations.entry(name).or_insert(port);
+        }
         if let Some(config) = &self.config {
             let name = pd_wire::names::ANNOTATION_CONFIG.to_owned();
             annotations.insert(name, config.to_string());
@@ -140,6 +161,10 @@ impl Pod {
             "status": {
                 "phase": "Running",
                 "podIP": at.ip().to_string(),
+                "containerStatuses": [{
+                    "name": "engine", "image": "engine", "imageID": "engine",
+                    "ready": true, "restartCount": self.restarts,
+                }],
                 "conditions": [{ "type": "Ready", "status": "True" }],
             },
         })

@@ -280,13 +280,19 @@ impl Stand {
             .sum()
     }
 
-    /// Waits until nothing is charged, no flow lives and no engine holds KV.
+    /// Waits until nothing is charged, no flow lives, and no engine holds KV, works, or has a leg
+    /// waiting for the other.
     pub async fn settled(&self, bound: Duration) {
         let took = self.envoy.settled(bound).await;
         crate::within(bound, "no engine holds KV", || async {
             let held = self.total(|state| state.kv.kv_held);
             let running = self.total(|state| state.running);
-            ensure!(held == 0 && running == 0, "{held} held, {running} running");
+            let waiting = self.total(|state| state.waiting);
+            let rooms = self.total(|state| state.rooms.rooms_open);
+            ensure!(
+                held + running + waiting + rooms == 0,
+                "{held} held, {running} running, {waiting} waiting, {rooms} rooms"
+            );
             Ok(())
         })
         .await;
@@ -300,7 +306,7 @@ impl Stand {
                 .get(&pod.name)
                 .context("a pod without an engine")?;
             let uid = format!("uid-{}-{}", pod.name, engine.address().port());
-            Ok(pod.manifest(engine.address(), &uid))
+            Ok(pod.manifest(engine, &uid))
         });
         let manifests = manifests.collect::<Result<Vec<Value>>>()?;
         let (fresh, file) = (self.path().join("pods.new"), self.pods_file());

@@ -150,6 +150,7 @@ fn topology(epoch: u64, sequence: u64, names: &[&str]) -> Topology {
         engine: "vllm".to_owned(),
         kv_connector: None,
         bootstrap_port: None,
+        restarts: 0,
         config: None,
         ready: true,
         draining: false,

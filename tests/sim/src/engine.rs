@@ -41,6 +41,7 @@ pub struct Engine {
     service: Arc<Service>,
     address: SocketAddr,
     admin_address: SocketAddr,
+    side_channel_port: u16,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -73,6 +74,7 @@ pub async fn start(config: EngineConfig) -> io::Result<Engine> {
         service,
         address,
         admin_address,
+        side_channel_port,
         tasks: tasks.into_iter().chain(doors).collect(),
     })
 }
@@ -191,6 +193,11 @@ impl Engine {
     /// Where the engine serves; the same port for its whole life.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where other engines meet it or take its KV: see [`EngineConfig::side_channel_port`].
+    pub fn side_channel_port(&self) -> u16 {
+        self.side_channel_port
     }
 
     /// Where the admin endpoint stays reachable when the engine's own port is closed.

@@ -56,6 +56,7 @@ fn a_plain_pod_gets_the_defaults() {
             engine: "vllm".to_owned(),
             kv_connector: None,
             bootstrap_port: None,
+            restarts: 0,
             config: None,
             ready: true,
             draining: false,
@@ -94,6 +95,11 @@ fn every_label_and_annotation_is_read() {
             "model.aibrix.ai/config: '{\"profiles\": {\"default\": {\"requestsPerSecond\": 5}}}'",
         ),
         ('S', "podIP: \"fd00::1\""),
+        (
+            'S',
+            "containerStatuses: [{name: a, image: i, imageID: i, ready: true, restartCount: 2}, \
+             {name: b, image: i, imageID: i, ready: true, restartCount: 1}]",
+        ),
     ]));
     assert_eq!(warnings, Vec::<String>::new());
     let read = &record.pod;
@@ -111,6 +117,7 @@ fn every_label_and_annotation_is_read() {
         "an empty group name is a name"
     );
     assert_eq!(read.bootstrap_port, Some(8999));
+    assert_eq!(read.restarts, 3);
     assert!(read.draining);
     let (_, config) = record.config.unwrap();
     assert_eq!(config.profiles["default"].requests_per_second, 5);

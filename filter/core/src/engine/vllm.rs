@@ -4,6 +4,8 @@
 //! A decode engine that is given wrong hand-over fields answers with other text or dies, so a
 //! reply is passed on as it came, or not at all.
 
+use super::hand_over::{HandOver, Unusable};
+use super::limits;
 use crate::request::cursor::{Cursor, JsonError};
 use crate::request::patch::Edit;
 use crate::request::{Endpoint, Member, Scan};
@@ -36,7 +38,6 @@ pub fn prefill_edits(
     scan: &Scan,
     connector: KvConnector,
 ) -> Result<Vec<Edit<'static>>, VllmError> {
-    const ONE: Cow<'static, [u8]> = Cow::Borrowed(b"1");
     let mut edits = match connector {
         KvConnector::Shfs => vec![Edit::Set(Member::KvTransferParams, Cow::Borrowed(KEEP_KV))],
         KvConnector::Nixl => Vec::new(),
@@ -48,83 +49,8 @@ pub fn prefill_edits(
         Endpoint::Responses => &[Member::MaxOutputTokens],
         Endpoint::Other => &[],
     };
-    edits.extend(caps.iter().map(|cap| Edit::Set(*cap, ONE)));
-    edits.push(Edit::Set(Member::Stream, Cow::Borrowed(b"false")));
-    let dropped = [
-        Member::StreamOptions,
-        Member::MinTokens,
-        Member::Logprobs,
-        Member::TopLogprobs,
-        Member::PromptLogprobs,
-        Member::Echo,
-    ];
-    edits.extend(
-        dropped
-            .into_iter()
-            .filter(|member| scan.has(*member))
-            .map(Edit::Delete),
-    );
+    limits::one_token(scan, caps, &mut edits);
     Ok(edits)
-}
-
-/// What a prefill reply gives the decode leg.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum HandOver {
-    /// Text of the member to put first in the decode body, such as `"kv_transfer_params":{…}`.
-    Members(Vec<u8>),
-    /// Nothing: the decode engine computes the prompt itself.
-    Unusable(Unusable),
-    /// The reply is no JSON object.
-    NotAnObject,
-}
-
-/// Why a hand-over is not passed on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Unusable {
-    /// Absent or null.
-    #[error("the prefill reply has no `kv_transfer_params`: is a KV connector configured?")]
-    Missing,
-    /// Not an object.
-    #[error("`kv_transfer_params` of the prefill reply is not an object")]
-    NotAnObject,
-    /// A field occurs twice.
-    #[error("`kv_transfer_params` of the prefill reply names a field twice")]
-    Repeated,
-    /// `do_remote_prefill` is not true.
-    #[error("`do_remote_prefill` of the prefill reply is not true")]
-    NotRemote,
-    /// `remote_block_ids` names no blocks, or in a form that the engine cannot mean.
-    #[error("`remote_block_ids` of the prefill reply does not name blocks")]
-    BlockIds,
-    /// `remote_engine_id` is no name.
-    #[error("`remote_engine_id` of the prefill reply is not a non-empty string")]
-    EngineId,
-    /// `remote_request_id` is there but no name.
-    #[error("`remote_request_id` of the prefill reply is not a non-empty string")]
-    RequestId,
-    /// `remote_host` is no string.
-    #[error("`remote_host` of the prefill reply is not a string")]
-    Host,
-    /// `remote_port` is no port.
-    #[error("`remote_port` of the prefill reply is not a port")]
-    Port,
-}
-
-impl Unusable {
-    /// Short name for metrics.
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Missing => "missing",
-            Self::NotAnObject => "not_an_object",
-            Self::Repeated => "repeated",
-            Self::NotRemote => "do_remote_prefill",
-            Self::BlockIds => "remote_block_ids",
-            Self::EngineId => "remote_engine_id",
-            Self::RequestId => "remote_request_id",
-            Self::Host => "remote_host",
-            Self::Port => "remote_port",
-        }
-    }
 }
 
 /// Reads a prefill reply (status 200).

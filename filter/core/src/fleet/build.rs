@@ -124,6 +124,7 @@ fn fleet_pod(pod: Pod) -> FleetPod {
         engine: pod.engine,
         kv_connector: pod.kv_connector,
         bootstrap_port: pod.bootstrap_port,
+        restarts: pod.restarts,
         config: pod.config,
         labels: pod.labels.into_iter().collect(),
     }

@@ -62,12 +62,25 @@ pub struct FleetPod {
     pub kv_connector: Option<String>,
     /// SGLang bootstrap port.
     pub bootstrap_port: Option<u16>,
+    /// How often its containers were restarted.
+    pub restarts: u32,
     /// Index into [`ModelFleet::configs`].
     pub config: Option<u32>,
     /// Ready and not draining: may be chosen.
     pub usable: bool,
     /// Labels, for `external-filter`.
     pub labels: Vec<(String, String)>,
+}
+
+// === impl FleetPod ===
+
+impl FleetPod {
+    /// The pod's IP, without port and the brackets of IPv6.
+    pub fn ip(&self) -> &str {
+        let address = self.address.as_str();
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        host.trim_start_matches('[').trim_end_matches(']')
+    }
 }
 
 // === impl ModelFleet ===

@@ -7,7 +7,6 @@
 use super::state::{Choice, State};
 use super::timers::Awaited;
 use super::{Call, Effect, Event, Flow};
-use crate::fleet::FleetPod;
 use crate::ledger::ChargeId;
 use crate::meters::{Count, Meter};
 use crate::reply::PrefillFailure;
@@ -24,13 +23,11 @@ const HOST_GRACE_MS: u64 = 1000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reason {
     /// Its prefill leg failed while the decode leg was out.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for engines whose legs go out together")
-    )]
     Prefill(PrefillFailure),
     /// Its decode leg reached a limit.
     Watchdog(Awaited),
+    /// Its decode leg failed while the prefill leg was out.
+    Decode,
     /// The client left.
     ClientGone,
 }
@@ -75,40 +72,10 @@ impl Reason {
             Self::Prefill(failure) => failure.class(),
             Self::Watchdog(Awaited::Start | Awaited::End) => "watchdog_first_response",
             Self::Watchdog(Awaited::Next) => "watchdog_stream_idle",
+            Self::Decode => "decode_failure",
             Self::ClientGone => "canceled",
         }
     }
-}
-
-// === impl Order ===
-
-impl Order {
-    /// Aborts the decode leg of a choice, once.
-    pub(super) fn decode_leg(choice: &Choice, reason: Reason) -> Self {
-        let pod = choice.decode_pod().map(address);
-        Self {
-            rid: choice.rid.clone(),
-            pods: pod.into_iter().collect(),
-            reason,
-            twice: false,
-            charge: Some(choice.charge),
-        }
-    }
-
-    /// Aborts both legs of a choice, once.
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "for engines whose legs go out together")
-    )]
-    pub(super) fn both_legs(choice: &Choice, reason: Reason) -> Self {
-        let mut order = Self::decode_leg(choice, reason);
-        order.pods.extend(choice.prefill_pod().map(address));
-        order
-    }
-}
-
-fn address(pod: &FleetPod) -> String {
-    pod.address.clone()
 }
 
 // === impl Flow ===
@@ -208,6 +175,7 @@ impl Flow {
         };
         let id = scene.worker.ids.request_id();
         effects.push(Effect::Call(Call {
+            method: "POST",
             address: pod.clone(),
             path: PATH.to_owned(),
             headers: self.leg_headers(&id),

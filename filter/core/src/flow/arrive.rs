@@ -2,10 +2,10 @@
 
 use super::decode::DecodeLeg;
 use super::plan::{Circumstances, Plan, pods};
-use super::state::{Choice, Prefilling, State};
+use super::state::{Choice, Prefilling, Prepared, State};
 use super::{Attempt, BodyEdit, Call, Effect, Flow};
 use crate::eject::{Rules, Subject};
-use crate::engine::vllm;
+use crate::engine::{Dispatch, Legs, Number};
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::Amounts;
 use crate::meters::{Count, Meter};
@@ -14,7 +14,7 @@ use crate::reply::Fault;
 use crate::request::{Scan, patch, scan};
 use crate::select::{LISTED, Refusal};
 use crate::worker::Scene;
-use pd_wire::knobs::{Choice as _, Knobs, KvConnector, excerpt};
+use pd_wire::knobs::{Choice as _, Knobs, excerpt};
 use pd_wire::names;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -94,13 +94,16 @@ impl Flow {
         if choice.prefill.is_none() {
             let leg = DecodeLeg {
                 body: BodyEdit::Keep,
-                members: None,
+                legs: None,
+                takes_kv: false,
+                kv: None,
+                prefill: None,
                 prefilled: false,
                 chain: plan.answer_chain(),
             };
             return Ok(self.send_decode(choice, leg, scene, effects));
         }
-        self.send_prefill(body, &scan, choice, plan, attempt, scene, effects)
+        self.send_pair(body, &scan, choice, plan, attempt, scene, effects)
     }
 
     /// Chooses pods and charges them, in one step. When they are on trial with another request,
@@ -179,72 +182,92 @@ impl Flow {
         Ok((choice, trials))
     }
 
-    /// Sends the prefill leg of a chosen pair.
+    /// Makes the legs of a chosen pair and sends those that can go.
     #[expect(
         clippy::too_many_arguments,
         reason = "the parts of one arrival, used up here"
     )]
-    fn send_prefill(
+    fn send_pair(
         &self,
         body: &[u8],
         scan: &Scan,
-        choice: Choice,
+        mut choice: Choice,
         plan: Plan,
         attempt: Attempt,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> Result<State, Fault> {
         let knobs = &plan.knobs;
-        let leg = choice.prefill_pod().map(|pod| {
-            let connector = connector(pod, knobs);
-            let edits = vllm::prefill_edits(self.head.endpoint, scan, connector);
-            edits.map(|edits| {
-                (
-                    pod.address.clone(),
-                    connector,
-                    patch::build(body, scan, &edits),
-                )
-            })
+        let prepared = self.legs(&plan, &choice, scene).and_then(|legs| {
+            let edits = legs.prefill_edits(self.head.endpoint, scan);
+            let edits = edits.map_err(|error| plan.no_pod(error.to_string()))?;
+            Ok((legs, patch::build(body, scan, &edits)))
         });
-        let (address, connector, body_out) = match leg {
-            Some(Ok(leg)) => leg,
-            Some(Err(error)) => {
-                Self::release(&choice, scene);
-                return Err(plan.no_pod(error.to_string()));
-            }
-            None => {
-                Self::release(&choice, scene);
-                return Err(plan.no_pod("the prefill pod left the snapshot".to_owned()));
-            }
+        let (legs, prefill_body) = prepared.inspect_err(|_| Self::release(&choice, scene))?;
+        choice.rid = legs.rid().map(Rc::from);
+        let per_kilo = knobs.prefill_timeout_per_kilo_token_ms;
+        let growth = per_kilo.saturating_mul(plan.prompt_tokens) / 1000;
+        let timeout_ms = knobs.prefill_request_timeout_ms.saturating_add(growth);
+        let address = choice.prefill_pod().map(|pod| pod.address.clone());
+        let ids_member = legs.ids_member(self.head.endpoint);
+        let prepared = Prepared {
+            lead: patch::Lead::of(body, scan).replacing(scan, ids_member),
+            call: Call {
+                method: "POST",
+                address: address.unwrap_or_default(),
+                path: self.head.path.clone(),
+                headers: self.leg_headers(&self.request_id),
+                body: prefill_body,
+                timeout_ms: timeout_ms.saturating_add(HOST_GRACE_MS),
+            },
+            choice,
+            legs,
+            chain: plan.chain,
+            learns_from: plan.learns_from,
+            timeout_ms,
+            attempt,
         };
-        if attempt.failure.is_some() {
+        if prepared.attempt.failure.is_some() {
             scene.worker.retrying = scene.worker.retrying.saturating_add(1);
             effects.push(Effect::Count(Count::new(
                 Meter::PrefillRetry,
                 self.model.clone(),
             )));
         }
-        let per_kilo = knobs.prefill_timeout_per_kilo_token_ms;
-        let growth = per_kilo.saturating_mul(plan.prompt_tokens) / 1000;
-        let timeout_ms = knobs.prefill_request_timeout_ms.saturating_add(growth);
-        effects.push(Effect::Call(Call {
-            address,
-            path: self.head.path.clone(),
-            headers: self.leg_headers(&self.request_id),
-            body: body_out,
-            timeout_ms: timeout_ms.saturating_add(HOST_GRACE_MS),
-        }));
-        Ok(State::Prefilling(Prefilling {
-            choice,
-            connector,
-            lead: patch::Lead::of(body, scan),
-            chain: plan.chain,
-            learns_from: plan.learns_from,
-            timeout_ms,
-            deadline: scene.now_ms.saturating_add(timeout_ms),
-            attempt,
-            judged: false,
-        }))
+        Ok(match prepared.legs.dispatch() {
+            Dispatch::Sequential => Self::send_prefill(prepared, scene, effects),
+            Dispatch::Together => self.send_together(prepared, None, scene, effects),
+            Dispatch::AfterLookUp => self.prepare(prepared, scene, effects),
+        })
+    }
+
+    /// Sends the prefill leg alone.
+    fn send_prefill(mut prepared: Prepared, scene: &Scene<'_>, effects: &mut Vec<Effect>) -> State {
+        let call = prepared.prefill_call(scene.now_ms);
+        effects.push(Effect::Call(prepared.call));
+        State::Prefilling(Prefilling {
+            choice: prepared.choice,
+            legs: prepared.legs,
+            lead: prepared.lead,
+            call,
+            attempt: prepared.attempt,
+        })
+    }
+
+    /// The legs of this attempt with the chosen pair.
+    fn legs(&self, plan: &Plan, choice: &Choice, scene: &mut Scene<'_>) -> Result<Legs, Fault> {
+        let pod = choice
+            .prefill_pod()
+            .ok_or_else(|| plan.no_pod("the prefill pod left the snapshot".to_owned()))?;
+        let draw = |number| match number {
+            Number::Word => scene.worker.ids.word(),
+            Number::DisaggId => {
+                let machine = scene.config.knobs.trt_machine_id;
+                scene.worker.disagg_id(scene.store, machine, scene.now_ms)
+            }
+        };
+        Legs::new(&plan.engine, pod, &plan.knobs, &self.request_id, draw)
+            .ok_or_else(|| plan.no_pod("pods of its engine are not paired".to_owned()))
     }
 
     /// Headers of a request of our own.
@@ -311,14 +334,6 @@ fn excluded(attempt: &Attempt, fleet: &ModelFleet, knobs: &Knobs, scene: &Scene<
         .filter(|(_, set)| !allowed || set.prefill.iter().any(was_tried))
         .map(|(position, _)| position)
         .collect()
-}
-
-/// The connector of a vLLM pod: its label, else the setting.
-fn connector(pod: &FleetPod, knobs: &Knobs) -> KvConnector {
-    pod.kv_connector
-        .as_deref()
-        .and_then(KvConnector::from_name)
-        .unwrap_or(knobs.kv_connector_type)
 }
 
 /// The facts of a choice for the access log.

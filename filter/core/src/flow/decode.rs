@@ -1,15 +1,16 @@
 //! The client's own request at its pod: released, dressed, watched, ended.
 
-use super::abort::{Order, Reason};
+use super::abort::Reason;
 use super::affinity;
 use super::plan;
-use super::prefill::host;
 use super::sse::{Opening, Verdict};
-use super::state::{Choice, Decoding, State};
+use super::state::{Choice, Decoding, PrefillCall, State};
 use super::timers::{Overdue, Timers, Watch};
+use super::together::Work;
 use super::verdict::{Part, cause_of};
 use super::{BodyEdit, Effect, Event, Flow, Leg};
 use crate::eject::{Cause, Outcome};
+use crate::engine::{KvReference, Legs};
 use crate::meters::{Count, Meter};
 use crate::prefix::Chain;
 use crate::reply::Fault;
@@ -25,8 +26,14 @@ const NEVER_CONNECTED: [&str; 2] = ["connection_failure", "connection_timeout"];
 pub(super) struct DecodeLeg {
     /// Change to the body.
     pub(super) body: BodyEdit,
+    /// The protocol of the pair; `None` for one leg.
+    pub(super) legs: Option<Legs>,
+    /// The pod takes KV over.
+    pub(super) takes_kv: bool,
+    /// The call of a prefill leg that is out at the same time.
+    pub(super) prefill: Option<PrefillCall>,
     /// The KV reference that the body carries then.
-    pub(super) members: Option<Vec<u8>>,
+    pub(super) kv: Option<KvReference>,
     /// The prefill has succeeded, so the pod owes an answer from now on.
     pub(super) prefilled: bool,
     /// Prompt blocks, when the pod's cache shall be remembered.
@@ -62,12 +69,15 @@ impl Flow {
         }
         State::Decoding(Decoding {
             choice,
-            took_kv: leg.members.is_some(),
-            members: leg.members,
+            took_kv: leg.takes_kv,
+            prefill: leg.prefill,
+            legs: leg.legs,
+            kv: leg.kv,
             chain: leg.chain,
             watch,
             status: None,
             opening: None,
+            held: false,
         })
     }
 
@@ -80,10 +90,13 @@ impl Flow {
         effects: &mut Vec<Effect>,
     ) -> State {
         match event {
+            Event::CallReply { .. } | Event::CallFailed | Event::CallLost(_) => {
+                self.prefill_verdict(leg, event, scene, effects)
+            }
             Event::ResponseHeaders {
                 proxy_details: Some(details),
                 ..
-            } => self.decode_unreachable(&leg, details, scene, effects),
+            } => self.decode_unreachable(leg, details, scene, effects),
             Event::ResponseHeaders {
                 status,
                 event_stream,
@@ -91,28 +104,34 @@ impl Flow {
                 ..
             } => {
                 leg.status = Some(status);
-                let handed_over = leg.members.take().is_some();
+                leg.kv = None;
                 leg.watch.headers(scene.now_ms);
                 effects.push(Effect::Dress(self.response_headers(&leg.choice)));
                 self.judge_status(&leg, status, scene, effects);
                 if !(200..300).contains(&status) {
                     leg.chain = None;
                 }
-                if status == 200 && event_stream && handed_over && !end {
+                if status == 200 && event_stream && leg.took_kv && !end {
                     leg.opening = Some(Opening::default());
                     effects.push(Effect::Hold);
                     return State::Decoding(leg);
+                }
+                if status < 400 && leg.prefill.is_some() && !end {
+                    // Until its first body chunk a failure of the prefill gets a status of its own.
+                    leg.held = true;
+                    effects.push(Effect::Hold);
                 }
                 if status < 400 && leg.took_kv {
                     self.judge(&leg.choice, Part::Pair, Outcome::Works, scene, effects);
                 }
                 leg.learn(scene);
                 if end {
-                    return self.answered(&leg, scene, effects);
+                    return self.answered(leg, scene, effects);
                 }
                 State::Decoding(leg)
             }
             Event::ResponseChunk { bytes, end } => {
+                leg.held = false;
                 leg.watch.chunk(scene.now_ms);
                 let verdict = leg
                     .opening
@@ -122,7 +141,7 @@ impl Flow {
                         verdict => verdict,
                     });
                 match verdict {
-                    Some(Verdict::Error) => return self.not_taken_over(&leg, scene, effects),
+                    Some(Verdict::Error) => return self.not_taken_over(leg, scene, effects),
                     Some(Verdict::Preamble) if !end => effects.push(Effect::Hold),
                     Some(_) => {
                         leg.opening = None;
@@ -132,54 +151,60 @@ impl Flow {
                     None => {}
                 }
                 if end {
-                    self.answered(&leg, scene, effects)
+                    self.answered(leg, scene, effects)
                 } else {
                     State::Decoding(leg)
                 }
             }
+            Event::Due if leg.prefill_late(scene.now_ms) => {
+                self.prefill_verdict(leg, event, scene, effects)
+            }
             Event::Due => match leg.watch.overdue(scene.now_ms) {
-                Some(overdue) => self.silent(&leg, overdue, scene, effects),
+                Some(overdue) => self.silent(leg, overdue, scene, effects),
                 None => State::Decoding(leg),
             },
             Event::Gone { unsent: true, .. } => {
                 self.client_gone(scene, effects);
+                if leg.prefill.is_some() {
+                    return self.part(leg, Work::Prefill(Reason::ClientGone), scene, effects);
+                }
                 // The charged pod may be slow to connect to.
                 let pod = leg.choice.other_decode_pod().or(leg.choice.decode_pod());
-                self.free_unsent(&leg.choice, pod, leg.members.as_deref(), scene, effects)
+                self.free_unsent(&leg, pod, scene, effects)
             }
             Event::Gone {
                 engine_cut: true, ..
             } => {
-                Self::release(&leg.choice, scene);
                 let cut = Outcome::Fails(Cause::Transport);
                 self.judge(&leg.choice, Part::Decode, cut, scene, effects);
-                self.ended("engine_cut", 502, scene, effects)
+                self.ended("engine_cut", 502, scene, effects);
+                self.part(leg, Work::Prefill(Reason::Decode), scene, effects)
             }
             Event::Gone { .. } => {
                 self.client_gone(scene, effects);
-                self.drop_decode(&leg, Reason::ClientGone, scene, effects)
+                self.part(leg, Work::Both(Reason::ClientGone), scene, effects)
             }
             _ => State::Decoding(leg),
         }
     }
 
     /// The engine's answer is complete.
-    fn answered(&self, leg: &Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
-        Self::release(&leg.choice, scene);
+    fn answered(&self, leg: Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
         let status = leg.status.unwrap_or(200);
-        let label = if status < 400 {
+        let (label, left) = if status < 400 {
             self.judge(&leg.choice, Part::Decode, Outcome::Works, scene, effects);
-            "gateway_request_success"
+            ("gateway_request_success", Work::Reply)
         } else {
-            "engine_error"
+            ("engine_error", Work::Prefill(Reason::Decode))
         };
-        self.ended(label, status, scene, effects)
+        self.ended(label, status, scene, effects);
+        self.part(leg, left, scene, effects)
     }
 
     /// The proxy answered in the engine's place.
     fn decode_unreachable(
         &self,
-        leg: &Decoding,
+        leg: Decoding,
         details: &str,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
@@ -203,38 +228,41 @@ impl Flow {
         let status = reply.status;
         effects.push(Effect::Rewrite(reply));
         self.ended("pd_decode_failure", status, scene, effects);
+        if leg.prefill.is_some() {
+            return self.part(leg, Work::Prefill(Reason::Decode), scene, effects);
+        }
         // Only a pod of the same roleset is known to reach the prefill pod.
         let never = NEVER_CONNECTED.iter().any(|words| details.contains(words));
         let other = leg.choice.other_decode_pod().filter(|_| never);
-        self.free_unsent(&leg.choice, other, leg.members.as_deref(), scene, effects)
+        self.free_unsent(&leg, other, scene, effects)
     }
 
     /// The decode engine could not take the KV, and said so after its headers.
     fn not_taken_over(
         &self,
-        leg: &Decoding,
+        leg: Decoding,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        Self::release(&leg.choice, scene);
         effects.push(Effect::Count(Count::new(
             Meter::PairFailure,
             self.model.clone(),
         )));
         let failed = Outcome::Fails(Cause::HandOver);
         self.judge(&leg.choice, Part::Pair, failed, scene, effects);
-        self.fail(&Fault::DecodeHandOver, scene, effects)
+        self.fail(&Fault::DecodeHandOver, scene, effects);
+        self.part(leg, Work::Prefill(Reason::Decode), scene, effects)
     }
 
     /// The engine fell silent: a real answer while nothing reached the client, else a cut.
     fn silent(
         &self,
-        leg: &Decoding,
+        leg: Decoding,
         overdue: Overdue,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        let started = leg.status.is_some() && leg.opening.is_none();
+        let started = leg.started();
         let late = Outcome::Fails(Cause::Timeout);
         let who = if started { Part::Decode } else { leg.liable() };
         self.judge(&leg.choice, who, late, scene, effects);
@@ -254,24 +282,7 @@ impl Flow {
         } else {
             self.fail(&fault, scene, effects);
         }
-        self.drop_decode(leg, Reason::Watchdog(awaited), scene, effects)
-    }
-
-    /// The client's request is over and its leg is not: has the pod drop it, where it can be told,
-    /// and gives its charges back.
-    fn drop_decode(
-        &self,
-        leg: &Decoding,
-        reason: Reason,
-        scene: &mut Scene<'_>,
-        effects: &mut Vec<Effect>,
-    ) -> State {
-        if leg.choice.prefill.is_some() && leg.choice.engine().aborts() {
-            let order = Order::decode_leg(&leg.choice, reason);
-            return self.abort(&leg.choice, order, scene, effects);
-        }
-        Self::release(&leg.choice, scene);
-        State::Ended
+        self.part(leg, Work::Both(Reason::Watchdog(awaited)), scene, effects)
     }
 
     /// What the response says about the route.
@@ -290,7 +301,7 @@ impl Flow {
         }
         if let Some(pod) = choice.prefill_pod() {
             headers.push((names::HEADER_PREFILL_NAME, pod.name.clone()));
-            headers.push((names::HEADER_PREFILL_IP, host(&pod.address).to_owned()));
+            headers.push((names::HEADER_PREFILL_IP, pod.ip().to_owned()));
         }
         if let Some(id) = &self.head.client_request_id {
             headers.push((names::HEADER_REQUEST_ID, id.clone()));

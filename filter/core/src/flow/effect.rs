@@ -3,7 +3,7 @@
 use super::Flow;
 use crate::meters::Count;
 use crate::reply::Reply;
-use crate::request::patch::Prefix;
+use crate::request::patch::BodyEdit;
 
 /// One thing to do.
 #[derive(Debug)]
@@ -41,6 +41,8 @@ pub enum Effect {
 pub struct Call {
     /// `ip:port`, always of the snapshot.
     pub address: String,
+    /// Method.
+    pub method: &'static str,
     /// Path with query.
     pub path: String,
     /// Headers beside the pseudo-headers and the target.
@@ -62,13 +64,4 @@ pub struct Leg {
     pub says_json: bool,
     /// Change to the body.
     pub body: BodyEdit,
-}
-
-/// Change to a buffered body.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BodyEdit {
-    /// None.
-    Keep,
-    /// New members first, everything else as it is.
-    Prefix(Prefix),
 }

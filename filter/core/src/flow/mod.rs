@@ -9,6 +9,8 @@
 //!                                           Rereading ───────────────┘
 //!                                                  └─ client gone ─▶ Orphaned ─▶ Freeing ─▶ Ended
 //!
+//! Legs that go together: (choose and charge) ──▶ Decoding, by way of Preparing where the prefill
+//! pod is asked first; the prefill call is out while Decoding.
 //! Decoding of an engine that aborts ── silence, client gone ─▶ Aborting ─▶ Ended
 //! ```
 //!
@@ -27,17 +29,21 @@ mod event;
 mod explain;
 mod head;
 mod length;
+mod orphan;
 mod plan;
 mod prefill;
+mod prepare;
 mod session;
 pub mod sse;
 mod state;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod together;
 mod verdict;
 
-pub use effect::{BodyEdit, Call, Effect, Leg};
+pub use crate::request::patch::BodyEdit;
+pub use effect::{Call, Effect, Leg};
 pub use event::{Event, Lost};
 pub use explain::explain;
 pub use head::{Head, Route, route};
@@ -141,6 +147,7 @@ impl Flow {
                 self.fail(&Fault::Misconfigured, scene, &mut effects)
             }
             (State::Awaiting { since, .. }, Event::Due) => self.wait(since, scene, &mut effects),
+            (State::Preparing(leg), event) => self.preparing(leg, event, scene, &mut effects),
             (State::Prefilling(leg), event) => self.prefilling(leg, event, scene, &mut effects),
             (State::Decoding(leg), event) => self.decoding(leg, event, scene, &mut effects),
             (State::Orphaned(leg), event) => self.orphaned(leg, event, scene, &mut effects),

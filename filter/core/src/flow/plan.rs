@@ -16,7 +16,8 @@ use crate::serve::Ask;
 use crate::session::growth;
 use crate::tokens::boundary;
 use crate::worker::Scene;
-use pd_wire::knobs::{self, Choice as _, DecodePolicy, Knobs, PrefillPolicy};
+use pd_wire::knobs::{self, Choice as _, DecodePolicy, Knobs, PrefillFallback, PrefillPolicy};
+use pd_wire::topology::Role;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -37,6 +38,8 @@ pub(super) struct Plan {
     pub(super) endpoint: Endpoint,
     /// Both legs are possible: one prompt, one answer, an engine that hands its KV over.
     pub(super) hands_over: bool,
+    /// Engine of the pairs.
+    pub(super) engine: Engine,
     /// The client asked for a stream.
     pub(super) streams: bool,
     /// How a pod is chosen when phases do not matter.
@@ -123,11 +126,18 @@ impl Plan {
             Some(Err(mistake)) => return Err(Fault::Filter(mistake.clone())),
         };
         let engine = Engine::of_pairs(&fleet, |pod| allows(&pods_allowed, pod));
-        if let (Engine::Unsupported(name), knobs::Strategy::Pd) = (&engine, resolved.strategy) {
+        if (&engine, resolved.strategy) == (&Engine::Mixed, knobs::Strategy::Pd) {
             return Err(Fault::NoPod {
                 model: fleet.name.to_string(),
-                detail: format!("this gateway cannot pair pods of engine {name} yet"),
+                detail: "its pods are of several engines, which cannot be paired".to_owned(),
             });
+        }
+        let mut settings = Settings::from(&*resolved.knobs);
+        if !engine.decodes_alone() {
+            settings.local_prefill_max_tokens = 0;
+            if settings.prefill_fallback == PrefillFallback::Decode {
+                settings.prefill_fallback = PrefillFallback::Combined;
+            }
         }
         if resolved.strategy == knobs::Strategy::Pd {
             let (profile, knobs) = (resolved.pod_profile, &resolved.knobs);
@@ -145,7 +155,7 @@ impl Plan {
             filtered: head.filter.is_some(),
             pods_allowed,
             requests_per_second: resolved.requests_per_second,
-            settings: Settings::from(&*resolved.knobs),
+            settings,
             knobs: resolved.knobs,
             strategy: resolved.strategy,
             source: resolved.source,
@@ -156,7 +166,8 @@ impl Plan {
                 .map(str::to_owned),
             fleet: Rc::clone(&fleet),
             endpoint: head.endpoint,
-            hands_over: scan.hands_over && engine == Engine::Vllm,
+            hands_over: scan.hands_over && engine.pairs_on(head.endpoint),
+            engine,
             streams: scan.stream,
             prompt_tokens,
             charged_tokens: body_bytes / CHARGED_BYTES_PER_TOKEN,
@@ -244,7 +255,7 @@ impl Plan {
             prompt_tokens: self.prompt_tokens,
             text_bytes: self.text_bytes,
             match_percent: &self.match_percent,
-            allowed: &|pod| allows(&self.pods_allowed, pod),
+            allowed: &|pod| self.may_serve(pod),
             excluded_rolesets: given.excluded_rolesets,
             blocked_pairs: &[],
             banded_roleset: given.banded_roleset,
@@ -253,6 +264,19 @@ impl Plan {
             listed,
         };
         eject::choose(&query, given.ejected, given.may_try)
+    }
+
+    /// True when the request may use the pod. Outside a pair, a decode pod that cannot answer alone
+    /// is of no use.
+    fn may_serve(&self, pod: u16) -> bool {
+        let useless = || {
+            self.shape() != Shape::Pair
+                && self
+                    .fleet
+                    .pod(pod)
+                    .is_some_and(|pod| pod.role == Role::Decode)
+        };
+        allows(&self.pods_allowed, pod) && (self.engine.decodes_alone() || !useless())
     }
 
     /// What adaptive buckets are asked; `None` when they do not matter to the request.

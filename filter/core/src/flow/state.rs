@@ -1,15 +1,15 @@
 //! The states of a request; each holds only what it needs.
 
-use super::Attempt;
 use super::abort::Aborting;
 use super::sse::Opening;
 use super::timers::Watch;
-use crate::engine::Engine;
+use super::{Attempt, Call};
+use crate::engine::{Engine, KvReference, Legs};
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::ChargeId;
 use crate::prefix::Chain;
 use crate::request::patch::Lead;
-use pd_wire::knobs::{Knobs, KvConnector, Strategy};
+use pd_wire::knobs::{Knobs, Strategy};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -30,12 +30,14 @@ pub(super) enum State {
     },
     /// A prefill leg failed; the body is read again for another pair.
     Rereading(Attempt),
+    /// The legs of a pair are ready but for what is being asked of the prefill pod.
+    Preparing(Preparing),
     /// The prefill leg is out.
     Prefilling(Prefilling),
     /// The client's own request is at the decode pod (or the only pod).
     Decoding(Decoding),
     /// The client left while the prefill leg is out.
-    Orphaned(Prefilling),
+    Orphaned(Orphan),
     /// The call that frees an orphan's KV is out.
     Freeing(Freeing),
     /// Pods are being told to drop the request.
@@ -72,18 +74,59 @@ pub(super) struct Choice {
 #[derive(Debug)]
 pub(super) struct Prefilling {
     pub(super) choice: Choice,
-    pub(super) connector: KvConnector,
+    pub(super) legs: Legs,
     /// The client's body up to and including its `{`.
     pub(super) lead: Lead,
-    /// Prompt blocks, learnt when the leg succeeds.
+    pub(super) call: PrefillCall,
+    pub(super) attempt: Attempt,
+}
+
+/// The legs of a chosen pair, before any is sent.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    pub(super) choice: Choice,
+    pub(super) legs: Legs,
+    pub(super) lead: Lead,
+    /// The prefill leg.
+    pub(super) call: Call,
+    /// Prompt blocks.
+    pub(super) chain: Option<Chain>,
+    /// Bytes of the prompt's text, to learn how many make a token; 0 = nothing to learn.
+    pub(super) learns_from: u64,
+    /// How long the prefill leg may take, in ms.
+    pub(super) timeout_ms: u64,
+    pub(super) attempt: Attempt,
+}
+
+/// A look-up that legs wait for.
+#[derive(Debug)]
+pub(super) struct Preparing {
+    pub(super) prepared: Prepared,
+    /// The look-up is this request's own; else another one's result is awaited.
+    pub(super) asks: bool,
+    /// When an own look-up is too late, or to see what became of another's.
+    pub(super) deadline: u64,
+}
+
+/// The call of a prefill leg.
+#[derive(Debug)]
+pub(super) struct PrefillCall {
+    /// Prompt blocks, learnt when it succeeds.
     pub(super) chain: Option<Chain>,
     /// Bytes of the prompt's text, to learn how many make a token; 0 = nothing to learn.
     pub(super) learns_from: u64,
     /// The timeout in force, in ms, and when it ends.
     pub(super) timeout_ms: u64,
     pub(super) deadline: u64,
-    pub(super) attempt: Attempt,
-    /// The ejections know how it ended.
+}
+
+/// A prefill leg that nobody waits for.
+#[derive(Debug)]
+pub(super) struct Orphan {
+    pub(super) choice: Choice,
+    pub(super) legs: Legs,
+    pub(super) deadline: u64,
+    /// Its end tells the ejections nothing: they know it, or the other leg is to blame.
     pub(super) judged: bool,
 }
 
@@ -91,10 +134,14 @@ pub(super) struct Prefilling {
 #[derive(Debug)]
 pub(super) struct Decoding {
     pub(super) choice: Choice,
-    /// The KV reference given to the decode pod, as a member of its body, until it answers.
-    pub(super) members: Option<Vec<u8>>,
+    /// The protocol of its pair; `None` for one leg.
+    pub(super) legs: Option<Legs>,
+    /// The KV reference given to the decode pod, until it answers.
+    pub(super) kv: Option<KvReference>,
     /// Prompt blocks, learnt when the pod answers well.
     pub(super) chain: Option<Chain>,
+    /// The call of a prefill leg that is out at the same time.
+    pub(super) prefill: Option<PrefillCall>,
     /// The decode pod was to take KV over.
     pub(super) took_kv: bool,
     /// How long the pod may be silent.
@@ -103,6 +150,8 @@ pub(super) struct Decoding {
     pub(super) status: Option<u16>,
     /// The stream is held until this knows what it is.
     pub(super) opening: Option<Opening>,
+    /// Response headers are held until a body chunk comes.
+    pub(super) held: bool,
 }
 
 /// A call that frees an orphan's KV.
@@ -119,12 +168,42 @@ impl State {
         match self {
             Self::Receiving { probe_at } => *probe_at,
             Self::Awaiting { look_at, .. } => Some(*look_at),
-            Self::Prefilling(leg) => Some(leg.deadline),
+            Self::Prefilling(leg) => Some(leg.call.deadline),
             Self::Orphaned(leg) => Some(leg.deadline),
-            Self::Decoding(leg) => Some(leg.watch.deadline()),
+            Self::Preparing(leg) => Some(leg.deadline),
+            Self::Decoding(leg) => Some(leg.deadline()),
             Self::Freeing(leg) => Some(leg.deadline),
             Self::Aborting(leg) => Some(leg.deadline),
             Self::Rereading(_) | Self::Ended => None,
+        }
+    }
+}
+
+// === impl Decoding ===
+
+impl Decoding {
+    /// Some of the answer has reached the client.
+    pub(super) fn started(&self) -> bool {
+        self.status.is_some() && self.opening.is_none() && !self.held
+    }
+
+    fn deadline(&self) -> u64 {
+        let decode = self.watch.deadline();
+        let prefill = self.prefill.as_ref().map(|call| call.deadline);
+        prefill.map_or(decode, |prefill| prefill.min(decode))
+    }
+}
+
+// === impl Prepared ===
+
+impl Prepared {
+    /// Splits off the prefill call, which leaves now.
+    pub(super) fn prefill_call(&mut self, now_ms: u64) -> PrefillCall {
+        PrefillCall {
+            chain: self.chain.take(),
+            learns_from: self.learns_from,
+            timeout_ms: self.timeout_ms,
+            deadline: now_ms.saturating_add(self.timeout_ms),
         }
     }
 }

@@ -19,9 +19,12 @@ const HANDED_OVER: &[u8] = br#"{"id":"x","kv_transfer_params":{"do_remote_prefil
 
 mod explain;
 mod filter;
+mod generation_first;
 mod mistakes;
 mod rate;
+mod sglang;
 mod strategies;
+mod trtllm;
 
 const GONE: Event<'static> = Event::Gone {
     engine_cut: false,
@@ -41,11 +44,22 @@ struct Stage {
 impl Stage {
     /// Rolesets `r0…` of one prefill and one decode pod each, and further pods.
     fn new(rolesets: usize, config: &str) -> Self {
+        Self::of_engine("vllm", rolesets, config)
+    }
+
+    /// The same with pods of another engine.
+    fn of_engine(engine: &str, rolesets: usize, config: &str) -> Self {
         let mut served = model("m");
         for n in 0..rolesets {
             let set = format!("r{n}");
-            let prefill = pod(&format!("ns/p{n}")).prefill().roleset(&set);
-            let decode = pod(&format!("ns/d{n}")).decode().roleset(&set);
+            let prefill = pod(&format!("ns/p{n}"))
+                .prefill()
+                .roleset(&set)
+                .engine(engine);
+            let decode = pod(&format!("ns/d{n}"))
+                .decode()
+                .roleset(&set)
+                .engine(engine);
             served = served
                 .pod(prefill.address(&format!("10.0.0.1:{}", 8000 + n)))
                 .pod(decode.address(&format!("10.0.0.2:{}", 8000 + n)));
@@ -82,6 +96,11 @@ impl Stage {
     fn flow_with(&mut self, headers: &[(&str, &[u8])]) -> Flow {
         let headers = headers.iter().copied();
         let head = Head::read("/v1/chat/completions", Endpoint::Chat, headers);
+        Flow::new(head, false, &mut self.scene())
+    }
+
+    fn flow_on(&mut self, path: &str) -> Flow {
+        let head = Head::read(path, Endpoint::of_path(path), std::iter::empty());
         Flow::new(head, false, &mut self.scene())
     }
 

@@ -12,10 +12,10 @@
 //! | answer below 400 begins, ends | decode pod | answers, works |
 //! | 4xx, 503, a client that left, a call that never left, the call that frees KV | – | nothing |
 
-use super::state::{Choice, Decoding, Prefilling};
+use super::state::{Choice, Decoding};
 use super::{Effect, Event, Flow, Lost};
 use crate::eject::{Cause, Change, Evidence, Outcome, Rules, Subject};
-use crate::engine::vllm::HandOver;
+use crate::engine::HandOver;
 use crate::fleet::{FleetPod, ModelFleet};
 use crate::meters::{Count, Meter};
 use crate::worker::Scene;
@@ -50,6 +50,10 @@ impl Flow {
             (Part::Pair, (Some(prefill), Some(decode))) => Subject::Pair(prefill, decode),
             _ => return,
         };
+        if let (Outcome::Fails(_), Some(pod)) = (outcome, keys.0) {
+            // It may be another process by now, at another place.
+            scene.worker.context_workers.forget(pod);
+        }
         let evidence = Evidence {
             subject,
             outcome,
@@ -86,7 +90,8 @@ impl Flow {
     /// What became of a prefill call; what a 200 says depends on its body.
     pub(super) fn judge_prefill(
         &self,
-        leg: &Prefilling,
+        choice: &Choice,
+        deadline: u64,
         event: &Event<'_>,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
@@ -95,33 +100,27 @@ impl Flow {
             Event::CallReply { status, .. } => Cause::of_status(status),
             Event::CallFailed => Some(Cause::Transport),
             Event::CallLost(Lost::Cut) => Some(Cause::Cut),
-            Event::Due if scene.now_ms >= leg.deadline => Some(Cause::Timeout),
+            Event::Due if scene.now_ms >= deadline => Some(Cause::Timeout),
             _ => None,
         };
         if let Some(cause) = cause {
-            self.judge(
-                &leg.choice,
-                Part::Prefill,
-                Outcome::Fails(cause),
-                scene,
-                effects,
-            );
+            self.judge(choice, Part::Prefill, Outcome::Fails(cause), scene, effects);
         }
     }
 
     /// What a prefill engine's 200 says.
     pub(super) fn judge_answer(
         &self,
-        leg: &Prefilling,
+        choice: &Choice,
         handed_over: &HandOver,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) {
         let outcome = match handed_over {
             HandOver::NotAnObject => Outcome::Fails(Cause::BadResponse),
-            HandOver::Members(_) | HandOver::Unusable(_) => Outcome::Works,
+            HandOver::Members(_) | HandOver::Unusable(_) | HandOver::Nothing => Outcome::Works,
         };
-        self.judge(&leg.choice, Part::Prefill, outcome, scene, effects);
+        self.judge(choice, Part::Prefill, outcome, scene, effects);
     }
 
     /// The decode engine's answer has begun.

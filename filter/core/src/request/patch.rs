@@ -41,6 +41,45 @@ pub struct Lead {
     bytes: Vec<u8>,
     /// Nothing follows the `{` but its `}`.
     is_empty: bool,
+    /// Where the value stands that may be replaced later.
+    replaceable: Option<Range<usize>>,
+}
+
+/// Change to a buffered body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BodyEdit {
+    /// None.
+    Keep,
+    /// New members first, everything else as it is.
+    Prefix(Prefix),
+    /// New members first, and one value replaced.
+    Replace {
+        /// The new beginning.
+        prefix: Prefix,
+        /// Where the value stands in the body as it came; behind the beginning.
+        span: Range<usize>,
+        /// What stands there instead.
+        value: Vec<u8>,
+    },
+}
+
+impl BodyEdit {
+    /// The whole changed body.
+    #[must_use]
+    pub fn apply(&self, body: &[u8]) -> Vec<u8> {
+        match self {
+            Self::Keep => body.to_vec(),
+            Self::Prefix(prefix) => splice(body, &[(0..prefix.replace, &prefix.bytes)]),
+            Self::Replace {
+                prefix,
+                span,
+                value,
+            } => splice(
+                body,
+                &[(0..prefix.replace, &prefix.bytes), (span.clone(), value)],
+            ),
+        }
+    }
 }
 
 impl Lead {
@@ -50,6 +89,31 @@ impl Lead {
         Self {
             bytes: body.get(..scan.open).unwrap_or_default().to_vec(),
             is_empty: scan.is_empty(),
+            replaceable: None,
+        }
+    }
+
+    /// The same, with a member of the body whose value may be replaced later.
+    #[must_use]
+    pub fn replacing(mut self, scan: &Scan, member: Option<Member>) -> Self {
+        self.replaceable = member.and_then(|member| scan.span(member));
+        self
+    }
+
+    /// Puts `members` first and gives the member chosen with [`Lead::replacing`] a value.
+    #[must_use]
+    pub fn edit(&self, members: &[u8], value: Option<(Member, &[u8])>) -> BodyEdit {
+        match (value, &self.replaceable) {
+            (Some((_, value)), Some(span)) => BodyEdit::Replace {
+                prefix: self.with(members),
+                span: span.clone(),
+                value: value.to_vec(),
+            },
+            (Some((member, value)), None) => {
+                let key = format!(",\"{}\":", member.name());
+                BodyEdit::Prefix(self.with(&[members, key.as_bytes(), value].concat()))
+            }
+            (None, _) => BodyEdit::Prefix(self.with(members)),
         }
     }
 

@@ -66,6 +66,11 @@ impl Scan {
         body.get(self.find(member)?.value.clone())
     }
 
+    /// Where the value of a member stands.
+    pub fn span(&self, member: Member) -> Option<Range<usize>> {
+        self.find(member).map(|found| found.value.clone())
+    }
+
     /// Raw JSON that identifies the prompt, in the order the engine renders it.
     ///
     /// Chat: `tools`, then role and content of each message; completions: `prompt`; responses:

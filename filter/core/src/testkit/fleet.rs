@@ -44,6 +44,7 @@ pub fn pod(name: &str) -> PodBuilder {
             engine: "vllm".to_owned(),
             kv_connector: None,
             bootstrap_port: None,
+            restarts: 0,
             config: None,
             ready: true,
             draining: false,
@@ -129,6 +130,12 @@ impl PodBuilder {
     /// SGLang bootstrap port.
     pub fn bootstrap_port(mut self, port: u16) -> Self {
         self.pod.bootstrap_port = Some(port);
+        self
+    }
+
+    /// Restarts of its containers.
+    pub fn restarts(mut self, restarts: u32) -> Self {
+        self.pod.restarts = restarts;
         self
     }
 

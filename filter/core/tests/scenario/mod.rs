@@ -306,6 +306,7 @@ impl PodSpec {
             engine: "vllm".into(),
             kv_connector: None,
             bootstrap_port: None,
+            restarts: 0,
             config: (!self.unannotated).then_some(config),
             usable: !self.unusable,
             labels: Vec::new(),

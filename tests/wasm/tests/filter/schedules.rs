@@ -1,10 +1,10 @@
 //! Random schedules of many requests on several workers, reproducible by their seed.
 
 use crate::stand::{
-    DONE, ERROR, ROLE, TOKEN, assert_quiet, bare, chat, endings, engine_error, last_pending, pod,
-    prefilled, push, stream_headers, topology, two_pairs, variant, with_combined,
+    DONE, ERROR, ROLE, TOKEN, assert_quiet, chat, endings, engine_error, good, last_pending,
+    pairs_of, pod, push, stream_headers, topology, two_pairs, variant, with_combined,
 };
-use pd_wasm_tests::{Ending, Exchange, Flight, Gateway, Module, PluginId, Script};
+use pd_wasm_tests::{CallRecord, Ending, Exchange, Flight, Gateway, Module, PluginId, Script};
 use serde_json::{Value, json};
 
 const WORKERS: usize = 2;
@@ -39,14 +39,20 @@ struct Schedule {
     flights: Vec<Flight>,
     /// What the engine of a flight sent last: nothing, headers, all.
     stages: Vec<u8>,
+    plugin: &'static str,
     /// Requests whose VM was killed: nobody is left to count them.
     killed: bool,
 }
 
 impl Schedule {
     fn new(seed: u64) -> Self {
+        Self::of_engine("vllm", PLUGIN, seed)
+    }
+
+    fn of_engine(engine: &str, plugin: &'static str, seed: u64) -> Self {
         Self {
-            gateway: bare(WORKERS, PLUGIN),
+            gateway: pairs_of(WORKERS, engine, plugin),
+            plugin,
             random: Random(seed),
             flights: Vec::new(),
             stages: Vec::new(),
@@ -59,14 +65,14 @@ impl Schedule {
         (0..self.flights.len()).filter(open).collect()
     }
 
-    fn reply(&mut self) -> Script {
+    fn reply(&mut self, call: &CallRecord) -> Script {
         match self.random.below(8) {
             0 => engine_error(503),
             1 => engine_error(400),
             2 => Script::reset(),
             3 => Script::answer(200, "{}"),
             4 => Script::answer(200, "no"),
-            _ => prefilled(),
+            _ => good(call),
         }
     }
 
@@ -82,7 +88,7 @@ impl Schedule {
             4..=8 => {
                 let calls = self.gateway.pending_calls();
                 if let Some(call) = self.random.pick(&calls) {
-                    let script = self.reply();
+                    let script = self.reply(call);
                     self.gateway.answer(call.id, script);
                 }
             }
@@ -104,7 +110,8 @@ impl Schedule {
             _ => {
                 if self.random.below(3) == 0 {
                     let plugin = PluginId::default();
-                    self.gateway.reconfigure(plugin, PLUGIN.as_bytes()).unwrap();
+                    let settings = self.plugin.as_bytes();
+                    self.gateway.reconfigure(plugin, settings).unwrap();
                 }
                 self.gateway.drain_old_roots();
             }
@@ -230,6 +237,25 @@ fn every_request_ends_once_and_the_ledger_at_zero() {
             schedule.step();
         }
         schedule.finish(seed);
+    }
+}
+
+#[test]
+fn every_engine_ends_every_request_once_and_the_ledger_at_zero() {
+    const GENERATION_FIRST: &str = r#"{"prefillRequestTimeout":2,"streamIdleBackstop":8,"maxOrphans":3,
+        "trtScheduleStyle":"generation_first"}"#;
+    for (engine, plugin) in [
+        ("sglang", PLUGIN),
+        ("trtllm", PLUGIN),
+        ("trtllm", GENERATION_FIRST),
+    ] {
+        for seed in 3000..3050 {
+            let mut schedule = Schedule::of_engine(engine, plugin, seed);
+            for _ in 0..200 {
+                schedule.step();
+            }
+            schedule.finish(seed);
+        }
     }
 }
 

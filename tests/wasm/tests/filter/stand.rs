@@ -50,6 +50,17 @@ pub(crate) fn bare(workers: usize, plugin: &str) -> Gateway {
     gateway
 }
 
+/// The same with pods of another engine.
+pub(crate) fn pairs_of(workers: usize, engine: &str, plugin: &str) -> Gateway {
+    let mut gateway = Gateway::new(config(workers, plugin));
+    let mut pods = two_pairs();
+    for pod in &mut pods {
+        pod["engine"] = json!(engine);
+    }
+    push(&mut gateway, &topology(1, &pods)).expect(200);
+    gateway
+}
+
 /// A gateway with one pair and no engine scripted.
 pub(crate) fn one_pair(plugin: &str) -> Gateway {
     let mut gateway = Gateway::new(config(1, plugin));
@@ -244,6 +255,22 @@ pub(crate) fn prefilled() -> Script {
     let body = format!(r#"{{"id":"cmpl-1","choices":[],"kv_transfer_params":{PARAMS}}}"#);
     Script::answer(200, body).header("content-type", "application/json")
 }
+
+/// The answer of a healthy engine of any kind to a call.
+pub(crate) fn good(call: &CallRecord) -> Script {
+    match call.path() {
+        "/abort_request" => Script::answer(200, ""),
+        "/server_info" => Script::json(
+            200,
+            &json!({"disaggregated_params": {"ctx_dp_rank": 0, "ctx_info_endpoint": ["tcp://h:1/a"]}}),
+        ),
+        _ if call.json()["disaggregated_params"].is_null() => prefilled(),
+        _ => Script::answer(200, CONTEXT).header("content-type", "application/json"),
+    }
+}
+
+/// The answer of a healthy context worker.
+pub(crate) const CONTEXT: &str = r#"{"choices":[{"disaggregated_params":{"request_type":"context_only","first_gen_tokens":[5],"ctx_request_id":9223372036854775807}}],"prompt_token_ids":[1, 2]}"#;
 
 /// An engine's error in its own words.
 pub(crate) fn engine_error(status: u16) -> Script {

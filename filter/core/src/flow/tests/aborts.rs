@@ -33,6 +33,25 @@ fn abortable(stage: &mut Stage, rid: Option<&str>) -> Flow {
     flow
 }
 
+/// Aborts the decode leg of a choice, once.
+fn decode_only(choice: &Choice, reason: Reason) -> Order {
+    Order {
+        rid: choice.rid.clone(),
+        pods: vec![DECODE.to_owned()],
+        reason,
+        twice: false,
+        charge: Some(choice.charge),
+    }
+}
+
+/// Aborts both legs of a choice, once.
+fn both_legs(choice: &Choice, reason: Reason) -> Order {
+    Order {
+        pods: vec![DECODE.to_owned(), PREFILL.to_owned()],
+        ..decode_only(choice, reason)
+    }
+}
+
 /// Starts an abort by hand.
 fn abort(stage: &mut Stage, flow: &mut Flow, order: fn(&Choice) -> Order) -> Vec<Effect> {
     let State::Decoding(leg) = std::mem::replace(&mut flow.state, State::Ended) else {
@@ -123,7 +142,7 @@ fn the_second_round_comes_after_the_delay_and_asks_every_pod_again() {
     let mut flow = abortable(&mut stage, Some("r-1"));
     let effects = abort(&mut stage, &mut flow, |choice| Order {
         twice: true,
-        ..Order::both_legs(choice, Reason::Prefill(PrefillFailure::Transport))
+        ..both_legs(choice, Reason::Prefill(PrefillFailure::Transport))
     });
     assert_told(&effects, DECODE);
     let effects = stage.on(&mut flow, answered(200));
@@ -150,7 +169,7 @@ fn without_a_delay_there_is_one_round() {
     let mut flow = abortable(&mut stage, Some("r-1"));
     abort(&mut stage, &mut flow, |choice| Order {
         twice: true,
-        ..Order::decode_leg(choice, Reason::Watchdog(Awaited::Next))
+        ..decode_only(choice, Reason::Watchdog(Awaited::Next))
     });
     let effects = stage.on(&mut flow, answered(200));
     assert_eq!(counted(&effects, Meter::Abort, "watchdog_stream_idle"), 1);
@@ -180,7 +199,7 @@ fn what_cannot_be_aborted_is_counted_and_given_back_at_once() {
     let mut flow = abortable(&mut stage, Some("r-1"));
     let effects = abort(&mut stage, &mut flow, |choice| Order {
         pods: Vec::new(),
-        ..Order::decode_leg(choice, Reason::ClientGone)
+        ..decode_only(choice, Reason::ClientGone)
     });
     assert_eq!(counted(&effects, Meter::Abort, "skipped_no_target"), 1);
     stage.assert_at_rest();

@@ -1,0 +1,133 @@
+//! SGLang: both legs at once, as the proxy sees them.
+
+use crate::stand::{
+    DONE, ROLE, TOKEN, assert_quiet, chat, chat_body, config, endings, engine_error, good,
+    pairs_of, prefilled, push, stream_headers, topology, two_pairs,
+};
+use pd_wasm_tests::{Ending, Flight, Gateway, GatewayConfig, PluginId, Script};
+use serde_json::json;
+
+/// A request both of whose legs are out.
+fn both_out(gateway: &mut Gateway, stream: bool) -> Flight {
+    let flight = gateway.send(chat(stream));
+    assert_eq!(gateway.pending_calls().len(), 1);
+    assert!(gateway.outcome(flight).upstream().ended);
+    flight
+}
+
+/// Answers every call well until nothing is left.
+fn settle(gateway: &mut Gateway) {
+    for _ in 0..16 {
+        match gateway.pending_calls().pop() {
+            Some(call) => gateway.answer(call.id, good(&call)),
+            None => gateway.advance(700),
+        }
+    }
+    assert_quiet(gateway, 1);
+}
+
+#[test]
+fn both_legs_are_out_before_either_is_answered() {
+    let mut gateway = pairs_of(1, "sglang", "");
+    let flight = both_out(&mut gateway, true);
+    let call = gateway.pending_calls().pop().unwrap();
+    let decode = gateway.outcome(flight).upstream().clone();
+    let sent = String::from_utf8(decode.body.clone()).unwrap();
+    let (members, rest) = sent.split_once(r#","model":"#).unwrap();
+    assert_eq!(format!(r#"{{"model":{rest}"#), chat_body(true));
+    assert!(
+        members.starts_with(r#"{"bootstrap_host":"10.0."#),
+        "{members}"
+    );
+    let (prefill, decode_body) = (call.json(), decode.json());
+    for member in ["bootstrap_host", "bootstrap_port", "bootstrap_room", "rid"] {
+        assert_eq!(prefill[member], decode_body[member], "{member}");
+    }
+    assert_eq!(
+        (&prefill["max_tokens"], &prefill["stream"]),
+        (&1.into(), &false.into())
+    );
+    assert_eq!(
+        decode.header("content-length").unwrap(),
+        sent.len().to_string()
+    );
+    gateway.answer(call.id, prefilled());
+    crate::stand::finish(&mut gateway, flight);
+    gateway.outcome(flight).expect(200);
+    assert_quiet(&mut gateway, 1);
+    assert_eq!(gateway.calls().len(), 1);
+}
+
+#[test]
+fn headers_wait_for_the_first_chunk_so_that_a_failed_prefill_has_a_status() {
+    for stream in [false, true] {
+        let mut gateway = pairs_of(1, "sglang", "");
+        let flight = both_out(&mut gateway, stream);
+        if stream {
+            stream_headers(&mut gateway, flight);
+            gateway.respond_data(flight, ROLE.as_bytes(), false);
+        } else {
+            let headers = [(":status", "200"), ("content-type", "application/json")];
+            gateway.respond_headers(flight, &headers, false);
+        }
+        assert_eq!(gateway.outcome(flight).status, None);
+        let call = gateway.pending_calls().pop().unwrap();
+        gateway.answer(call.id, engine_error(400));
+        let outcome = gateway.outcome(flight);
+        outcome.expect(400);
+        assert_eq!(outcome.header("x-error-pd-prefill"), Some("true"));
+        assert_eq!(outcome.json()["error"]["message"], "engine says no");
+        settle(&mut gateway);
+        assert_eq!(endings(&mut gateway), 1);
+    }
+}
+
+#[test]
+fn a_stream_that_has_begun_is_cut() {
+    let mut gateway = pairs_of(1, "sglang", "");
+    let flight = both_out(&mut gateway, true);
+    stream_headers(&mut gateway, flight);
+    gateway.respond_data(flight, format!("{ROLE}{TOKEN}").as_bytes(), false);
+    assert_eq!(gateway.outcome(flight).status, Some(200));
+    let call = gateway.pending_calls().pop().unwrap();
+    gateway.answer(call.id, Script::reset());
+    assert_eq!(gateway.outcome(flight).ending, Ending::Reset);
+    settle(&mut gateway);
+    assert_eq!(endings(&mut gateway), 1);
+}
+
+#[test]
+fn a_call_that_cannot_leave_keeps_the_request_too() {
+    let mut gateway = Gateway::new(GatewayConfig {
+        clusters: Some(Vec::new()),
+        ..config(1, "")
+    });
+    let mut pods = two_pairs();
+    for pod in &mut pods {
+        pod["engine"] = json!("sglang");
+    }
+    push(&mut gateway, &topology(1, &pods)).expect(200);
+    let flight = gateway.send(chat(true));
+    let outcome = gateway.outcome(flight);
+    outcome.expect(503);
+    assert_eq!(outcome.header("x-error-pd-prefill"), Some("true"));
+    assert!(outcome.upstream.is_none());
+    settle(&mut gateway);
+    assert_eq!(endings(&mut gateway), 1);
+}
+
+#[test]
+fn a_root_that_is_drained_meanwhile_still_hears_of_both_legs() {
+    let mut gateway = pairs_of(1, "sglang", "");
+    let flight = both_out(&mut gateway, true);
+    gateway.reconfigure(PluginId::default(), b"{}").unwrap();
+    assert_eq!(gateway.drain_old_roots(), 1);
+    let call = gateway.pending_calls().pop().unwrap();
+    stream_headers(&mut gateway, flight);
+    gateway.answer(call.id, prefilled());
+    gateway.respond_data(flight, format!("{ROLE}{TOKEN}{DONE}").as_bytes(), true);
+    gateway.outcome(flight).expect(200);
+    assert_eq!(gateway.drain_old_roots(), 0);
+    settle(&mut gateway);
+    assert_eq!(endings(&mut gateway), 1);
+}
