@@ -69,6 +69,8 @@ settings_read() {
 check "formatting" cargo fmt --all --check
 check "clippy, native" cargo clippy --locked --workspace --exclude pd-filter --all-targets -- -D warnings
 check "clippy, wasm" cargo clippy --locked --release -p pd-filter --target wasm32-wasip1 -- -D warnings
+check "clippy, wasm with tokenizers" cargo clippy --locked --release -p pd-filter --features tokenizers \
+  --target wasm32-wasip1 -- -D warnings
 check "pd-core knows no host, clock or network" depends_on_none_of pd-core \
   proxy-wasm tokio hyper kube k8s-openapi redis tracing-subscriber rand getrandom chrono time
 check "pd-wire is data only" depends_on_none_of pd-wire \

@@ -106,7 +106,7 @@ start_gateway() {
   fi
   say "starting the agent"
   spawn "$run/agent.log" "$agent" --pods-file "$pods_file" --envoy "http://127.0.0.1:$control_port" \
-    --listen "127.0.0.1:$agent_port"
+    --listen "127.0.0.1:$agent_port" ${agent_options[@]+"${agent_options[@]}"}
   wait_for 30 "the agent" "http://127.0.0.1:$agent_port/readyz" "${started[-1]}" "$run/agent.log"
   wait_for 30 "the gateway" "http://127.0.0.1:$data_port/readyz" "$envoy_pid" "$run/envoy.log"
 }

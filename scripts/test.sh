@@ -54,7 +54,7 @@ built=
 build() {
   [[ -z $built ]] || return 0
   built=yes
-  scripts/build-wasm.sh --variant trap --variant next && cargo build --locked -p pd-agent -p pd-engine-sim
+  scripts/build-wasm.sh --variant tokenizers --variant trap --variant next && cargo build --locked -p pd-agent -p pd-engine-sim
 }
 
 demo() {

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
 # Usage: scripts/up.sh --pods-file FILE [--port P] [--control-port P] [--admin-port P]
-#                      [--plugin-config FILE] [--concurrency N]
+#                      [--plugin-config FILE] [--concurrency N] [--tokenizer MODEL=FILE]...
 #
 # Starts Envoy with the filter, and the agent, in front of engines that already run. FILE is a
 # Kubernetes Pod List in YAML or JSON (`kubectl get pods -o json`), read again when it changes.
 # Prints `ready` when requests can be sent to --port (default 10000) and stays until Ctrl-C, then
 # stops both. --control-port (10001) and --admin-port (9901) are on loopback; --plugin-config is a
-# JSON file of filter settings; --concurrency (2) is the number of Envoy workers. The filter and the
+# JSON file of filter settings; --concurrency (2) is the number of Envoy workers; --tokenizer is a
+# model's tokenizer.json, for exact prompt lengths (with the larger filter). The filter and the
 # agent are built first, unless $PD_FILTER_WASM and $PD_AGENT name built ones.
 set -euo pipefail
-usage() { sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-pods_file= data_port=10000 control_port=10001 admin_port=9901 plugin_file= concurrency=2
+pods_file= data_port=10000 control_port=10001 admin_port=9901 plugin_file= concurrency=2 agent_options=()
 while [[ $# -gt 0 ]]; do
   [[ $# -ge 2 ]] || usage
   case $1 in
@@ -21,6 +22,7 @@ while [[ $# -gt 0 ]]; do
     --admin-port) admin_port=$2 ;;
     --plugin-config) plugin_file=$2 ;;
     --concurrency) concurrency=$2 ;;
+    --tokenizer) agent_options+=(--tokenizer "$2") ;;
     *) usage ;;
   esac
   shift 2
@@ -49,8 +51,13 @@ target=${CARGO_TARGET_DIR:-target}
 wasm=${PD_FILTER_WASM:-} agent=${PD_AGENT:-}
 if [[ -z $wasm ]]; then
   say "building the filter (the first time takes some minutes)"
-  scripts/build-wasm.sh
-  wasm=$target/wasm32-wasip1/release/pd_filter.wasm
+  if [[ ${#agent_options[@]} -gt 0 ]]; then
+    scripts/build-wasm.sh --variant tokenizers
+    wasm=$target/wasm32-wasip1/release/pd_filter_tokenizers.wasm
+  else
+    scripts/build-wasm.sh
+    wasm=$target/wasm32-wasip1/release/pd_filter.wasm
+  fi
 fi
 if [[ -z $agent ]]; then
   say "building the agent (the first time takes some minutes)"

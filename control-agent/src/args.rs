@@ -54,6 +54,8 @@ pub struct Config {
     pub tokenizers: Vec<Source>,
     /// Control listeners of the Envoys to feed, at least one.
     pub envoys: Vec<EnvoyUrl>,
+    /// Gateways that share the rate limits.
+    pub replicas: u32,
     /// Token of the control listeners.
     pub credentials: Credentials,
     /// Where to serve the agent's own pages.
@@ -144,11 +146,17 @@ pub fn parse(
         sources.read_file(Path::new(&file));
     }
     let ms = 10..=60_000;
+    let envoys = sources.envoys();
+    let replicas = match sources.number("gateway-replicas", 0..=10_000) {
+        0 => envoys.len().max(1) as u64,
+        replicas => replicas,
+    };
     let config = Config {
         pods_file: sources.pods_file(),
         poll: POLL,
         tokenizers: sources.tokenizers(),
-        envoys: sources.envoys(),
+        envoys,
+        replicas: u32::try_from(replicas).unwrap_or(u32::MAX),
         credentials: sources.credentials(),
         listen: sources.listen(),
         agent_id: sources.agent_id(),

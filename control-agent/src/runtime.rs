@@ -123,6 +123,7 @@ impl Agent {
                 target: target.clone(),
                 agent: config.agent_id.clone(),
                 epoch,
+                replicas: config.replicas,
                 schedule: config.schedule.clone(),
                 board: board.clone(),
                 tokenizers: current.clone(),

@@ -141,6 +141,17 @@ impl Control {
         let now_ms = clock::now_ms();
         let result = match self.command {
             Command::PutTopology => accept_topology(&SharedData, bytes, now_ms),
+            Command::PutTokenizer if !cfg!(feature = "tokenizers") => {
+                let error = "this filter does not count with tokenizers: use \
+                             pd_filter_tokenizers.wasm (scripts/build-wasm.sh --variant tokenizers)";
+                return reply_json(
+                    404,
+                    &PushReply {
+                        error: error.to_owned(),
+                        ..PushReply::default()
+                    },
+                );
+            }
             Command::PutTokenizer => accept_tokenizer(&SharedData, bytes, now_ms),
             _ => accept_samples(&SharedData, bytes, now_ms),
         };

@@ -10,6 +10,7 @@ mod host;
 mod registry;
 mod root;
 mod route;
+#[cfg(feature = "tokenizers")]
 mod tokenizer;
 mod vm;
 

@@ -6,13 +6,13 @@
 use crate::effects::Place;
 use crate::host::{call, clock, memory, store::SharedData, stream};
 use crate::route::Route;
+#[cfg(feature = "tokenizers")]
 use crate::tokenizer::Loader;
 use crate::vm::{self, Vm};
 use pd_core::config::Config;
 use pd_core::flow::Event;
 use pd_core::ledger::Vitals;
 use pd_core::meters::Gauge;
-use pd_wire::knobs::excerpt;
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{BufferType, ContextType};
@@ -188,6 +188,7 @@ impl Vm {
         let is_janitor = self.worker.ledger.is_janitor();
         self.worker
             .tick(&settings.config, &SharedData, now_ms, is_janitor);
+        #[cfg(feature = "tokenizers")]
         self.load_tokenizer(now_ms);
         if now_ms.saturating_sub(self.swept_at) >= SWEEP_MS {
             self.swept_at = now_ms;
@@ -197,12 +198,13 @@ impl Vm {
     }
 
     /// Loads a tokenizer that a request wants, if there is one and no other VM is loading.
+    #[cfg(feature = "tokenizers")]
     fn load_tokenizer(&mut self, now_ms: u64) {
         let (tokenizers, own) = (&mut self.worker.tokenizers, self.worker.nonce);
         let Some(report) = tokenizers.tick(&SharedData, &Loader, own, now_ms) else {
             return;
         };
-        let model = excerpt(&report.model);
+        let model = pd_wire::knobs::excerpt(&report.model);
         match report.result {
             Ok(ms) => log::info!("the tokenizer of {model} was loaded in {ms} ms"),
             Err(problem) => log::warn!(

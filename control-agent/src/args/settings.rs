@@ -106,6 +106,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         )
     },
     setting(
+        "gateway-replicas",
+        "PD_AGENT_GATEWAY_REPLICAS",
+        "N",
+        Some("0"),
+        "Gateways that share the rate limits of profiles (requestsPerSecond), each an equal part; \
+         0: as many as Envoys are fed here",
+    ),
+    setting(
         "scrape-budget",
         "PD_AGENT_SCRAPE_BUDGET",
         "N",

@@ -282,3 +282,25 @@ fn tokenizers_are_checked_at_start_with_every_mistake_named() {
     let many = mistakes(&base, &[("PD_AGENT_TOKENIZER", &many.join(","))]);
     assert_eq!(many, ["PD_AGENT_TOKENIZER: 9 tokenizers, at most 8"]);
 }
+
+#[test]
+fn rate_limits_are_shared_by_the_envoys_fed_here_unless_a_number_is_given() {
+    let two = [
+        "--envoy",
+        "http://127.0.0.1:2",
+        "--envoy",
+        "http://127.0.0.1:3",
+    ];
+    let pods = pods_file();
+    let replicas = |more: &[&str]| {
+        let flags = [
+            &["--pods-file", pods.path().to_str().unwrap()],
+            &two[..],
+            more,
+        ]
+        .concat();
+        config(&flags, &[]).replicas
+    };
+    assert_eq!(replicas(&[]), 2);
+    assert_eq!(replicas(&["--gateway-replicas", "5"]), 5);
+}

@@ -59,6 +59,8 @@ pub struct Feed {
     pub epoch: u64,
     /// How often engines are scraped: samples are pushed as often.
     pub schedule: Schedule,
+    /// Gateways that share the rate limits.
+    pub replicas: u32,
     /// Newest samples.
     pub board: Arc<Board>,
     /// Tokenizers to push.
@@ -161,7 +163,7 @@ impl Feeder {
         for _ in 0..ATTEMPTS {
             if !self.session.holds(fleet) {
                 let stamp = self.session.topology_stamp();
-                let body = message::topology(fleet, stamp.clone())?;
+                let body = message::topology(fleet, self.feed.replicas, stamp.clone())?;
                 if !self.push(Kind::Topology, body).await? {
                     continue;
                 }

@@ -8,11 +8,11 @@ use pd_wire::topology::{Stamp, Topology};
 use super::Fleet;
 use crate::scrape::Board;
 
-/// The topology as JSON.
-pub fn topology(fleet: &Fleet, stamp: Stamp) -> Result<Vec<u8>, serde_json::Error> {
+/// The topology as JSON, for an Envoy that is one of `replicas`.
+pub fn topology(fleet: &Fleet, replicas: u32, stamp: Stamp) -> Result<Vec<u8>, serde_json::Error> {
     let topology = Topology {
         stamp,
-        replicas: 1,
+        replicas,
         models: fleet.models.clone(),
     };
     serde_json::to_vec(&topology)

@@ -539,6 +539,7 @@ pub(crate) fn config(pods: &PodsFile, envoys: &[&Envoy]) -> Config {
             .iter()
             .map(|envoy| envoy.url().parse().unwrap())
             .collect(),
+        replicas: u32::try_from(envoys.len().max(1)).unwrap(),
         credentials: Credentials::None,
         listen: free_port(),
         agent_id: "agent-under-test".to_owned(),

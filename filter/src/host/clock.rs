@@ -9,6 +9,7 @@ pub fn now_ms() -> u64 {
 }
 
 /// Microseconds of the same clock, to measure with.
+#[cfg(feature = "tokenizers")]
 pub fn now_us() -> u64 {
     now_ns() / 1000
 }

@@ -25,6 +25,15 @@ impl Programs {
         )
     }
 
+    /// The filter that counts with tokenizers. `PD_TOKENIZERS_WASM` names another file.
+    pub fn counting_filter() -> PathBuf {
+        built(
+            "PD_TOKENIZERS_WASM",
+            "wasm32-wasip1/release/pd_filter_tokenizers.wasm",
+            "scripts/build-wasm.sh --variant tokenizers",
+        )
+    }
+
     /// The filter built to trap when a request asks for it. `PD_TRAP_WASM` names another file.
     pub fn trapping_filter() -> PathBuf {
         built(

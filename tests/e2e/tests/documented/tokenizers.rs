@@ -107,7 +107,10 @@ async fn a_pushed_tokenizer_decides_what_an_estimate_would_get_wrong() {
     let argument = format!("my-model={}", file.display());
     let stand = Stand::builder("tokenizer")
         .pods(pods())
-        .envoy(with(&[BUCKETING]))
+        .envoy(|envoy: &mut pd_e2e::EnvoyConfig| {
+            with(&[BUCKETING])(envoy);
+            envoy.wasm = Programs::counting_filter();
+        })
         .agent_arguments(["--tokenizer".to_owned(), argument])
         .start()
         .await;

@@ -1,7 +1,8 @@
 //! A gateway with the filter, a pushed topology and scripted vLLM engines.
 
 use pd_wasm_tests::{
-    CallRecord, Exchange, Flight, Gateway, GatewayConfig, Outcome, Script, Sent, filter_path,
+    CallRecord, Exchange, Flight, Gateway, GatewayConfig, Module, Outcome, Script, Sent,
+    filter_path,
 };
 use pd_wire::control::{Charged, Ledgers, Status};
 use pd_wire::names;
@@ -79,6 +80,17 @@ pub(crate) fn variant(name: &str) -> PathBuf {
     let release = filter_path();
     let target = release.ancestors().nth(3).unwrap_or(&release);
     target.join(format!("e2e/pd_filter_{name}.wasm"))
+}
+
+/// The filter that counts with tokenizers.
+pub(crate) fn with_tokenizers(workers: usize, plugin: &str) -> Gateway {
+    let file = filter_path().with_file_name("pd_filter_tokenizers.wasm");
+    let module = Some(Module::load(&file));
+    let config = GatewayConfig {
+        module,
+        ..config(workers, plugin)
+    };
+    Gateway::new(config)
 }
 
 // === topologies ===

@@ -1,6 +1,6 @@
 //! Prompt lengths: learned from engines, counted with pushed tokenizers where it decides.
 
-use crate::stand::{config, control, logged, pod, push, status_at, topology};
+use crate::stand::{control, logged, pod, push, status_at, topology, with_tokenizers};
 use pd_wasm_tests::{Exchange, Gateway, Outcome, Script};
 use pd_wire::control::{TokenizerState, TokenizerStatus};
 use pd_wire::names;
@@ -18,7 +18,7 @@ const COUNTS: &str = include_str!("../../../../filter/tokenizer/tests/data/count
 
 /// A gateway with a pair for short prompts and one for long ones.
 fn buckets(workers: usize, bound: u64) -> Gateway {
-    let mut gateway = Gateway::new(config(workers, PLUGIN));
+    let mut gateway = with_tokenizers(workers, PLUGIN);
     let range = |min: u64, max: Option<u64>| json!({"profiles": {"default": {"promptMin": min, "promptMax": max}}});
     let mut pods = crate::stand::two_pairs();
     for (at, pod) in pods.iter_mut().enumerate() {
@@ -237,7 +237,7 @@ fn a_tokenizer_that_is_none_is_refused_and_one_that_cannot_be_built_is_reported(
 #[test]
 fn tokenizers_are_pushed_with_the_token_and_to_the_control_listener_only() {
     let hash = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b";
-    let mut gateway = Gateway::new(config(1, &format!(r#"{{"controlTokens":["{hash}"]}}"#)));
+    let mut gateway = with_tokenizers(1, &format!(r#"{{"controlTokens":["{hash}"]}}"#));
     let put = |exchange: Exchange| exchange.body(message(1, &words().to_string()));
     gateway
         .run(put(control("PUT", names::PATH_TOKENIZERS)))
@@ -252,7 +252,7 @@ fn tokenizers_are_pushed_with_the_token_and_to_the_control_listener_only() {
 
 #[test]
 fn what_a_prefill_engine_counts_changes_the_estimates_of_all_workers() {
-    let mut gateway = Gateway::new(config(2, r#"{"allowExplain":true}"#));
+    let mut gateway = with_tokenizers(2, r#"{"allowExplain":true}"#);
     let pods = [
         pod("p", "prefill", Some("r"), "10.0.0.1:80"),
         pod("d", "decode", Some("r"), "10.0.0.2:80"),
@@ -269,10 +269,12 @@ fn what_a_prefill_engine_counts_changes_the_estimates_of_all_workers() {
         Script::json(200, &usage)
     });
     assert_eq!(ask(&mut gateway, 0, &text).0, 502);
-    for _ in 0..199 {
-        ask(&mut gateway, 0, &text);
-    }
     assert_eq!(ask(&mut gateway, 1, &text).0, 502, "not merged yet");
+    // A VM learns from some of a second's prompts only.
+    for _ in 0..13 {
+        (0..20).for_each(|_| drop(ask(&mut gateway, 0, &text)));
+        gateway.advance(1000);
+    }
     gateway.advance(2200);
     let learned = status_at(&mut gateway, 0).estimates;
     assert_eq!(learned.len(), 1);
