@@ -110,9 +110,14 @@ impl Head {
                 continue;
             }
             let Ok(value) = std::str::from_utf8(value) else {
-                // What cannot be read must not let every pod through.
-                if name == names::HEADER_FILTER {
-                    head.filter = Some(Err(SelectorError::NotText));
+                match name {
+                    // What cannot be read must not let every pod through.
+                    names::HEADER_FILTER => head.filter = Some(Err(SelectorError::NotText)),
+                    // No strategy is called so.
+                    names::HEADER_STRATEGY => {
+                        head.strategy = Some(String::from_utf8_lossy(value).into_owned());
+                    }
+                    _ => {}
                 }
                 continue;
             };
@@ -204,6 +209,13 @@ mod tests {
         let headers = [("x-aibrix-session-key", b"".as_slice())];
         let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
         assert_eq!(head.session, None);
+    }
+
+    #[test]
+    fn a_strategy_that_is_no_text_is_an_unknown_one() {
+        let headers = [("routing-strategy", b"r\xe9".as_slice())];
+        let head = Head::read("/x", Endpoint::Chat, headers.into_iter());
+        assert_eq!(head.strategy.as_deref(), Some("r\u{fffd}"));
     }
 
     #[test]
