@@ -314,6 +314,10 @@ proptest! {
             ..scenario.clone()
         };
         let (with, without) = (scenario.run(), without.run());
+        if with.result.is_err() && without.result.is_err() {
+            // Why nobody serves may well depend on who is there.
+            return Ok(());
+        }
         prop_assert_eq!(with.target, without.target);
         prop_assert_eq!((with.prefill, with.decode), (without.prefill, without.decode));
     }
