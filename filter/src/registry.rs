@@ -161,8 +161,8 @@ impl Registry {
         }
     }
 
-    /// At most `max` flows whose deadline has come, the longest due first. A flow that asks again for a time that has passed is
-    /// heard at the next call, so a caller never loops.
+    /// At most `max` flows whose deadline has come, the longest due first. A flow that asks again
+    /// for a time that has passed is heard at the next call, so a caller never loops.
     pub fn take_due(&mut self, now_ms: u64, max: usize) -> Vec<FlowId> {
         let mut taken = Vec::new();
         let mut later = Vec::new();

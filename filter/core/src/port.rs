@@ -39,6 +39,16 @@ pub trait SharedStore {
     /// # Errors
     /// [`StoreError::Raced`] when the value changed since.
     fn swap(&self, key: &str, bytes: &[u8], cas: Cas) -> Result<(), StoreError>;
+    /// Replaces what was read, or creates the key when nothing was there.
+    ///
+    /// # Errors
+    /// [`StoreError::Raced`] when another VM wrote in between.
+    fn replace(&self, key: &str, stored: Option<&Stored>, bytes: &[u8]) -> Result<(), StoreError> {
+        match stored {
+            Some(stored) => self.swap(key, bytes, stored.cas),
+            None => self.create(key, bytes),
+        }
+    }
 }
 
 /// Counts the tokens of texts with one model's tokenizer.

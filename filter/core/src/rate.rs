@@ -110,10 +110,7 @@ impl RateCounts {
                 start_s: window.start_s,
             };
             let bytes = record(window.start_s, with_own.saturating_add(1));
-            let written = match &stored {
-                Some(stored) => store.swap(&key, &bytes, stored.cas),
-                None => store.create(&key, &bytes),
-            };
+            let written = store.replace(&key, stored.as_ref(), &bytes);
             tries += 1;
             match written {
                 Ok(()) => own.requests = 0,

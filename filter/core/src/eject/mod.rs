@@ -283,10 +283,7 @@ impl Ejections {
                 Ok(())
             } else {
                 let bytes = record::encode(&entries);
-                match &stored {
-                    Some(stored) => store.swap(&key, &bytes, stored.cas),
-                    None => store.create(&key, &bytes),
-                }
+                store.replace(&key, stored.as_ref(), &bytes)
             };
             match written {
                 Ok(()) => {

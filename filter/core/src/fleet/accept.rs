@@ -8,7 +8,7 @@ use super::snapshot::{
     Head, KEY_HEAD, KEY_SAMPLES, KEY_TOPOLOGY, Origin, SamplesIndex, TopologyIndex, TopologyParts,
 };
 use crate::ledger::record;
-use crate::port::{SharedStore, StoreError, Stored};
+use crate::port::{SharedStore, StoreError};
 use pd_wire::control::PushReply;
 use pd_wire::samples::{Samples, SamplesError};
 use pd_wire::topology::{Stamp, Topology, TopologyError};
@@ -124,7 +124,7 @@ pub fn accept_topology<S: SharedStore + ?Sized>(
                 "the compiled form is too large".to_owned(),
             ));
         };
-        match write(store, KEY_TOPOLOGY, stored.as_ref(), &encoded) {
+        match store.replace(KEY_TOPOLOGY, stored.as_ref(), &encoded) {
             Ok(()) => {
                 let topology = (stamp.epoch, stamp.sequence);
                 announce(
@@ -198,7 +198,7 @@ pub fn accept_samples<S: SharedStore + ?Sized>(
             let error = "a pod's ordinal is not in the topology it names".to_owned();
             return Err(refuse(PushStatus::BadRequest, error));
         };
-        match write(store, KEY_SAMPLES, stored.as_ref(), &encoded) {
+        match store.replace(KEY_SAMPLES, stored.as_ref(), &encoded) {
             Ok(()) => {
                 let topology = parts.index.origin;
                 announce(
@@ -283,21 +283,9 @@ fn announce<S: SharedStore + ?Sized>(store: &S, now: Head) {
         if stored.is_some() && head == before {
             return;
         }
-        if write(store, KEY_HEAD, stored.as_ref(), &head.encode()) != Err(StoreError::Raced) {
+        if store.replace(KEY_HEAD, stored.as_ref(), &head.encode()) != Err(StoreError::Raced) {
             return;
         }
-    }
-}
-
-fn write<S: SharedStore + ?Sized>(
-    store: &S,
-    key: &str,
-    stored: Option<&Stored>,
-    bytes: &[u8],
-) -> Result<(), StoreError> {
-    match stored {
-        None => store.create(key, bytes),
-        Some(stored) => store.swap(key, bytes, stored.cas),
     }
 }
 

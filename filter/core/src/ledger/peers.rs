@@ -210,10 +210,7 @@ impl Peers {
             self.table.clone_from(&table);
             let outcome = change(&mut table);
             let bytes = table.encode(self.format);
-            let written = match stored {
-                None => store.create(&self.key, &bytes),
-                Some(stored) => store.swap(&self.key, &bytes, stored.cas),
-            };
+            let written = store.replace(&self.key, stored.as_ref(), &bytes);
             match written {
                 Ok(()) => {
                     self.table = table;

@@ -353,8 +353,7 @@ impl Ledger {
             .ok_or(StoreError::Refused)?;
         match stored {
             Some(stored) if stored.bytes == bytes => Ok(()),
-            Some(stored) => store.swap(key, bytes, stored.cas),
-            None => store.create(key, bytes),
+            stored => store.replace(key, stored, bytes),
         }
     }
 }

@@ -155,10 +155,7 @@ impl PrefixIndex {
                 let Some(record) = lesson.0 else {
                     break;
                 };
-                let written = match &stored {
-                    Some(stored) => store.swap(key, &record, stored.cas),
-                    None => store.create(key, &record),
-                };
+                let written = store.replace(key, stored.as_ref(), &record);
                 if written != Err(StoreError::Raced) {
                     break;
                 }

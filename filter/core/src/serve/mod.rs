@@ -168,10 +168,7 @@ impl Picture {
             }
             self.seen.merge(&self.fresh);
             let bytes = self.seen.encode(model);
-            let written = match stored {
-                Some(stored) => store.swap(&key, &bytes, stored.cas),
-                None => store.create(&key, &bytes),
-            };
+            let written = store.replace(&key, stored.as_ref(), &bytes);
             match written {
                 Ok(()) => return true,
                 Err(StoreError::Raced) => {}

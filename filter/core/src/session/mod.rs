@@ -128,10 +128,7 @@ impl SessionTable {
         for attempt in 1..=TRIES {
             let record = stored.as_ref().map_or(&[][..], |stored| &stored.bytes);
             let bytes = updated(record, entry, turn.ways, now_s);
-            let written = match &stored {
-                Some(stored) => store.swap(&turn.key, &bytes, stored.cas),
-                None => store.create(&turn.key, &bytes),
-            };
+            let written = store.replace(&turn.key, stored.as_ref(), &bytes);
             match written {
                 Ok(()) => return true,
                 Err(StoreError::Raced) if attempt < TRIES => stored = store.get(&turn.key),

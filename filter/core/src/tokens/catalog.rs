@@ -81,7 +81,7 @@ pub fn accept_tokenizer<S: SharedStore + ?Sized>(
         if !is_indexed {
             entries.retain(|other| other.slot != slot);
             entries.push(entry.clone());
-            match write(store, KEY_INDEX, index.as_ref(), &encode(&entries)) {
+            match store.replace(KEY_INDEX, index.as_ref(), &encode(&entries)) {
                 Ok(()) => {}
                 Err(StoreError::Raced) => continue,
                 Err(StoreError::Refused) => break,
@@ -92,7 +92,7 @@ pub fn accept_tokenizer<S: SharedStore + ?Sized>(
         }
         let mut contents = digest.to_le_bytes().to_vec();
         contents.extend_from_slice(&message.file);
-        match write(store, &key(slot), file.as_ref(), &contents) {
+        match store.replace(&key(slot), file.as_ref(), &contents) {
             Ok(()) => return Ok(reply(Some(&entry), String::new())),
             // Another push got in between; whether it replaced this one, the index tells.
             Err(StoreError::Raced) => {}
@@ -167,18 +167,6 @@ fn reply(held: Option<&Entry>, error: String) -> PushReply {
         sequence: origin.sequence,
         topology_sequence: 0,
         agent: origin.agent,
-    }
-}
-
-fn write<S: SharedStore + ?Sized>(
-    store: &S,
-    key: &str,
-    stored: Option<&Stored>,
-    bytes: &[u8],
-) -> Result<(), StoreError> {
-    match stored {
-        None => store.create(key, bytes),
-        Some(stored) => store.swap(key, bytes, stored.cas),
     }
 }
 

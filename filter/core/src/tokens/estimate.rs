@@ -168,10 +168,7 @@ impl Learned {
             }
             let merged = self.shared.faded(self.fade).plus(self.own);
             let bytes = merged.encode(&self.model);
-            let written = match stored {
-                None => store.create(&key, &bytes),
-                Some(stored) => store.swap(&key, &bytes, stored.cas),
-            };
+            let written = store.replace(&key, stored.as_ref(), &bytes);
             match written {
                 Ok(()) => {
                     self.shared = merged;

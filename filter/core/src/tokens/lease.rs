@@ -146,10 +146,7 @@ impl Record {
         for word in std::iter::once(&self.digest).chain(&self.deadly) {
             out.extend_from_slice(&word.to_le_bytes());
         }
-        match stored {
-            None => store.create(&key(), &out),
-            Some(stored) => store.swap(&key(), &out, stored.cas),
-        }
+        store.replace(&key(), stored, &out)
     }
 }
 

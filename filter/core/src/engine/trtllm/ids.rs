@@ -108,10 +108,7 @@ fn take_shared(store: &dyn SharedStore, unix_ms: u64) -> Option<Tally> {
             .as_ref()
             .and_then(|stored| Tally::parse(&stored.bytes));
         let taken = before.unwrap_or_default().take(unix_ms);
-        let written = match stored {
-            Some(stored) => store.swap(&key, &taken.bytes(), stored.cas),
-            None => store.create(&key, &taken.bytes()),
-        };
+        let written = store.replace(&key, stored.as_ref(), &taken.bytes());
         if written.is_ok() {
             return Some(taken);
         }
