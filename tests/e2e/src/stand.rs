@@ -230,13 +230,46 @@ impl Stand {
         self.path().join("pods.json")
     }
 
-    /// Changes the pods of the file; engines stay as they are.
+    /// Changes the pods of the file and waits until all workers of the gateway route by them;
+    /// engines stay as they are.
     ///
     /// # Errors
-    /// The file cannot be written.
-    pub fn change_pods(&mut self, change: impl FnOnce(&mut Vec<Pod>)) -> Result<()> {
+    /// The file cannot be written, or the control endpoint does not answer.
+    pub async fn change_pods(&mut self, change: impl FnOnce(&mut Vec<Pod>)) -> Result<()> {
+        let held = self.topology_held().await?;
         change(&mut self.pods);
-        self.write_pods()
+        self.write_pods()?;
+        let envoy = &self.envoy;
+        eventually("the change is pushed", || async {
+            let now = self.topology_held().await?;
+            ensure!(now != held, "{now:?}");
+            Ok(())
+        })
+        .await;
+        // One worker stored it, the others see it at a beat. The next one may have begun before.
+        let beats = || async {
+            let vms = envoy.status().await?.vms;
+            anyhow::Ok(
+                vms.into_iter()
+                    .map(|vm| ((vm.slot, vm.generation), vm.beat)),
+            )
+        };
+        let before: BTreeMap<_, _> = beats().await?.collect();
+        eventually("all workers have seen it", || async {
+            for (vm, beat) in beats().await? {
+                let begun = before.get(&vm).map_or(0, |begun| begun + 2);
+                ensure!(beat >= begun, "{vm:?} is at {beat}, not {begun}");
+            }
+            Ok(())
+        })
+        .await;
+        Ok(())
+    }
+
+    /// Epoch and sequence of the topology that the gateway holds.
+    async fn topology_held(&self) -> Result<Option<(u64, u64)>> {
+        let held = self.envoy.status().await?.topology;
+        Ok(held.map(|held| (held.epoch, held.sequence)))
     }
 
     /// Sends a request to the data listener and reads the whole answer; panics without one.
