@@ -41,7 +41,7 @@ pub(super) fn cells(at: At, cells: &mut Vec<Cell>) {
         if moment == Moment::Retrying {
             expect = expect.counts(crate::expect::RETRY, &[], Count::Is(1));
         }
-        if prefilling && at.engine.is_vllm() {
+        if prefilling && !at.engine.is_together() {
             expect = expect.counts(ORPHAN, &[("result", "freed")], Count::Is(1));
         }
         let uploading = matches!(moment, Moment::Uploading | Moment::Asking);
@@ -49,9 +49,11 @@ pub(super) fn cells(at: At, cells: &mut Vec<Cell>) {
             let labels = [("prefill_failure_class", "canceled"), ("result", "ok")];
             expect = expect.counts(ABORT, &labels, Count::AtLeast(1));
         }
-        let taken = moment == Moment::Body || uploading;
-        if at.engine == Engine::TrtContextFirst && !taken {
-            expect = expect.leased("TensorRT-LLM has no call that frees the KV of a context");
+        let waits = matches!(moment, Moment::Decoding | Moment::Headers | Moment::Role);
+        if at.engine == Engine::TrtContextFirst && waits {
+            expect = expect.leased(
+                "whether a cut generation worker lets the context go is TensorRT-LLM's own affair",
+            );
         }
         let cell = at.cell(Leg::Client, moment, Fault::ClientLeaves, expect);
         cells.push(if moment == Moment::Retrying {

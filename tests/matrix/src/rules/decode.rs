@@ -13,7 +13,8 @@ const ERROR_EVENT: &str = "decode stream opens with an error: 502, not a 200 tha
 const WATCHED: &str = "decode hangs: 504 while nothing reached the client";
 const WATCHED_CUT: &str = "decode hangs: counted with 504 even when the client saw a cut 200";
 const BROKEN: &str = "decode breaks after headers: the answer is cut, and counted once";
-const NO_CALL: &str = "TensorRT-LLM has no call that frees the KV of a context";
+const ITS_OWN: &str =
+    "whether a cut generation worker lets the context go is TensorRT-LLM's own affair";
 const NOBODY: &str =
     "the only decode pod cannot be reached, so no engine can be asked to free the KV";
 
@@ -28,13 +29,14 @@ pub(super) fn cells(at: At, cells: &mut Vec<Cell>) {
     }
 }
 
-/// Where the KV goes when the decode leg failed and did not take it. vLLM's is freed by a call to
-/// a decode pod, if one `answers`; of together engines the leg that waits is aborted or ended.
+/// Where the KV goes when the decode leg failed and did not take it: a sequential engine's is freed
+/// by a call to a decode pod, if one `answers`; of together engines the leg that waits is aborted
+/// or ended.
 fn let_go(at: At, expect: Expect, answers: bool) -> Expect {
-    match at.engine {
-        Engine::VllmShfs | Engine::VllmNixl if !answers => expect.leased(NOBODY),
-        Engine::TrtContextFirst => expect.leased(NO_CALL),
-        _ => expect,
+    if at.engine.is_together() || answers {
+        expect
+    } else {
+        expect.leased(NOBODY)
     }
 }
 
@@ -43,7 +45,7 @@ fn unreachable(at: At, cells: &mut Vec<Cell>) {
     for fault in [Fault::Refused, Fault::Reset, Fault::Dies] {
         for layout in [Layout::OnePair, Layout::TwoDecodes] {
             let answers = fault == Fault::Reset || layout == Layout::TwoDecodes;
-            if layout == Layout::TwoDecodes && (fault == Fault::Reset || !at.engine.is_vllm()) {
+            if layout == Layout::TwoDecodes && (fault == Fault::Reset || at.engine.is_together()) {
                 continue;
             }
             let expect = Expect::error(503, Marker::Decode, FAILED, Due::AT_ONCE, UNREACHABLE);
@@ -107,10 +109,10 @@ fn silent(at: At, cells: &mut Vec<Cell>) {
             expect
         };
         // vLLM's decode engine tells the prefill engine when its client goes away.
-        let expect = if moment == Moment::Body {
-            expect
+        let expect = if moment != Moment::Body && at.engine == Engine::TrtContextFirst {
+            expect.leased(ITS_OWN)
         } else {
-            let_go(at, expect, true)
+            expect
         };
         cells.push(at.cell(Leg::Decode, moment, Fault::Stall, expect));
     }

@@ -76,14 +76,9 @@ fn retried(at: At, cells: &mut Vec<Cell>) {
             (Due::AT_ONCE, Due::AT_ONCE, RETRIED)
         };
         // The reply that comes after all names KV, which is freed.
-        let freed = |expect: Expect, number| {
-            if fault == Fault::Late && at.engine.is_vllm() {
-                expect.counts(ORPHAN, &[("result", "freed")], Count::Is(number))
-            } else if fault == Fault::Late {
-                expect.leased("TensorRT-LLM has no call that frees the KV of a context")
-            } else {
-                expect
-            }
+        let freed = |expect: Expect, number| match fault {
+            Fault::Late => expect.counts(ORPHAN, &[("result", "freed")], Count::Is(number)),
+            _ => expect,
         };
         let put = |expect: Expect, number| {
             let expect = expect.counts(RETRY, &[], Count::Is(1));
