@@ -132,8 +132,9 @@ impl Flow {
                 rid: choice.rid.clone(),
                 pods,
                 reason,
-                // An engine may not know the request yet that it was sent a moment ago.
-                twice: leg.prefill.is_some() || matches!(reason, Reason::Prefill(_)),
+                // An engine that has not answered may not know yet what it was sent a moment ago.
+                twice: leg.prefill.is_some()
+                    || (leg.status.is_none() && matches!(reason, Reason::Prefill(_))),
                 charge: Some(choice.charge),
             };
             return self.abort(choice, order, scene, effects);

@@ -167,8 +167,9 @@ fn a_prefill_failure_has_its_own_status_until_something_reached_the_client() {
             assert_eq!(counted(&effects, Meter::PrefillFailure), 1);
             let pair_failure = usize::from(status != 400);
             assert_eq!(counted(&effects, Meter::PairFailure), pair_failure);
-            // It may have come too soon the first time.
-            assert_eq!(told(&mut stage, &mut flow, effects), [DECODE, DECODE]);
+            // The first may have come too soon, unless the pod has answered.
+            let pods: &[&str] = if begun { &[DECODE] } else { &[DECODE, DECODE] };
+            assert_eq!(told(&mut stage, &mut flow, effects), pods);
         }
     }
 }
@@ -287,7 +288,7 @@ fn when_both_legs_fail_the_client_hears_of_the_prefill() {
         let marker = ("x-error-pd-prefill", "true".to_owned());
         assert!(sent.headers.contains(&marker), "{how}");
         assert_eq!(endings(&effects), 1, "{how}");
-        assert_eq!(told(&mut stage, &mut flow, effects), [DECODE, DECODE]);
+        assert_eq!(told(&mut stage, &mut flow, effects), [DECODE]);
         stage.assert_at_rest();
     }
 }
