@@ -160,14 +160,6 @@ impl Legs {
         lead.edit(&kv.members, member.zip(kv.prompt_ids.as_deref()))
     }
 
-    /// True when [`Legs::release_body`] may follow a decode leg that failed in its engine. vLLM
-    /// refuses that request before it looks for the KV; TensorRT-LLM runs it, and would wait for a
-    /// context that the failed leg has taken.
-    #[must_use]
-    pub fn frees_after_use(&self) -> bool {
-        matches!(self, Self::Vllm(_))
-    }
-
     /// A request to a decode pod that has the KV freed which the prefill pod handed over; `None`
     /// when there is no such request.
     #[must_use]

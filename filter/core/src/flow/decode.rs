@@ -230,9 +230,8 @@ impl Flow {
         if leg.prefill.is_some() {
             return self.part(leg, Work::Prefill(Reason::Decode), scene, effects);
         }
-        let frees = leg.legs.as_ref().is_some_and(Legs::frees_after_use);
         let pod = leg.choice.other_decode_pod().or(leg.choice.decode_pod());
-        self.free(&leg, pod.filter(|_| frees), scene, effects)
+        self.free(&leg, pod, scene, effects)
     }
 
     /// The proxy answered in the engine's place.
