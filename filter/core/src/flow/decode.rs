@@ -321,8 +321,8 @@ impl Flow {
 impl Decoding {
     /// The pod has computed the prompt or taken its KV over; once per request.
     fn learn(&mut self, scene: &Scene<'_>) {
-        if let Some(chain) = self.chain.take() {
-            plan::learn(&self.choice, self.choice.decode_pod(), &chain, scene);
+        if let Some(mut chain) = self.chain.take() {
+            plan::learn(&self.choice, self.choice.decode_pod(), &mut chain, scene);
         }
     }
 }

@@ -6,6 +6,7 @@
 
 use super::marks::blocks_at;
 use crate::ledger::PodKey;
+use crate::port::Stored;
 use xxhash_rust::xxh64::xxh64;
 
 /// Most blocks of a prompt that are hashed; a longer prompt is judged by its beginning (2 MB at
@@ -21,9 +22,18 @@ const USUAL_BLOCK: usize = 128;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
     blocks: usize,
-    hashes: Vec<u64>,
+    pub(super) hashes: Vec<u64>,
     /// Where learning may begin, for pods whose first nodes need no write.
     pub(super) starts: Vec<(PodKey, Place)>,
+    /// The last set that was read: most often the one to be written.
+    pub(super) last_read: Option<Read>,
+}
+
+/// A set as a lookup found it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Read {
+    pub(super) set: u64,
+    pub(super) stored: Option<Stored>,
 }
 
 /// A place on the path of a prompt through the index.
@@ -51,6 +61,12 @@ impl Chain {
     /// The hashes at the marks in order: at each of the first 128 blocks, then ever fewer.
     pub fn hashes(&self) -> &[u64] {
         &self.hashes
+    }
+
+    /// Forgets the set that was read, which may be as large as a set gets (4 KB): learning reads it
+    /// again.
+    pub fn forget_read(&mut self) {
+        self.last_read = None;
     }
 
     fn push(&mut self, hash: u64) {
