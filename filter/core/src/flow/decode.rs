@@ -287,10 +287,10 @@ impl Flow {
 
     /// What the response says about the route.
     fn response_headers(&self, choice: &Choice) -> Vec<(&'static str, String)> {
-        let mut headers = vec![
-            (names::HEADER_GATEWAY_REQUEST_ID, self.request_id.clone()),
-            (names::HEADER_STRATEGY, choice.strategy.name().to_owned()),
-        ];
+        // Room for what most answers have.
+        let mut headers = Vec::with_capacity(8);
+        headers.push((names::HEADER_GATEWAY_REQUEST_ID, self.request_id.clone()));
+        headers.push((names::HEADER_STRATEGY, choice.strategy.name().to_owned()));
         if let Some(pod) = choice.decode_pod() {
             headers.push((names::HEADER_TARGET_NAME, pod.name.clone()));
             headers.push((names::HEADER_TARGET_IP, pod.address.clone()));

@@ -4,7 +4,7 @@
 //! i; h(-1) = s. So a hash stands for everything up to and including its block. A trailing
 //! partial block has none. (AIBrix's prefix cache indexer.)
 
-use super::marks::blocks_at;
+use super::marks::{blocks_at, marks};
 use crate::ledger::PodKey;
 use crate::port::Stored;
 use xxhash_rust::xxh64::xxh64;
@@ -90,6 +90,8 @@ pub fn chain<'a>(
     let full = LINK.saturating_add(block_size);
     let mut chain = Chain::default();
     for piece in pieces {
+        let blocks = piece.len() / block_size;
+        chain.hashes.reserve(marks(blocks.min(MAX_BLOCKS)));
         let mut rest = piece;
         while !rest.is_empty() {
             if block.len() == LINK
