@@ -318,10 +318,10 @@ impl Flow {
 
     /// What the response says about the route.
     fn response_headers(&self, choice: &Choice) -> Vec<(&'static str, String)> {
-        let mut headers = vec![
-            (names::HEADER_GATEWAY_REQUEST_ID, self.request_id.clone()),
-            (names::HEADER_STRATEGY, choice.strategy.name().to_owned()),
-        ];
+        // Room for what most answers have.
+        let mut headers = Vec::with_capacity(8);
+        headers.push((names::HEADER_GATEWAY_REQUEST_ID, self.request_id.clone()));
+        headers.push((names::HEADER_STRATEGY, choice.strategy.name().to_owned()));
         if let Some(pod) = choice.decode_pod() {
             headers.push((names::HEADER_TARGET_NAME, pod.name.clone()));
             headers.push((names::HEADER_TARGET_IP, pod.address.clone()));
@@ -352,8 +352,8 @@ impl Flow {
 impl Decoding {
     /// The pod has computed the prompt or taken its KV over; once per request.
     fn learn(&mut self, scene: &Scene<'_>) {
-        if let Some(chain) = self.chain.take() {
-            plan::learn(&self.choice, self.choice.decode_pod(), &chain, scene);
+        if let Some(mut chain) = self.chain.take() {
+            plan::learn(&self.choice, self.choice.decode_pod(), &mut chain, scene);
         }
     }
 }

@@ -46,7 +46,7 @@ impl Flow {
             legs: Some(prepared.legs),
             takes_kv: true,
             kv: None,
-            chain: call.chain.clone().filter(|_| decode_learns),
+            chain: call.chain.as_ref().filter(|_| decode_learns).cloned(),
             prefill: Some(call),
             prefilled: false,
         };
@@ -62,7 +62,7 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
-        let (Some(call), Some(legs)) = (leg.prefill.take(), &leg.legs) else {
+        let (Some(mut call), Some(legs)) = (leg.prefill.take(), &leg.legs) else {
             return State::Decoding(leg);
         };
         let (failure, body) = match event {
@@ -75,7 +75,7 @@ impl Flow {
                     scene.worker.ledger.prefill_done(leg.choice.charge);
                     self.count_failure(PrefillFailure::BadResponse, leg.stage(), effects);
                 } else {
-                    self.prefill_succeeded(&leg.choice, &call, body, scene, effects);
+                    self.prefill_succeeded(&leg.choice, &mut call, body, scene, effects);
                 }
                 return State::Decoding(leg);
             }
