@@ -192,7 +192,8 @@ impl Bench {
             Some((nth, percent)) if *percent > 0 => pods[nth],
             _ => pods[mixed(self.requests) as usize % 8],
         };
-        self.index.learn(&self.store, model, &prompt, pod, self.now);
+        self.index
+            .learn(&self.store, model, &mut prompt, pod, self.now);
     }
 
     fn print(&mut self, name: &str, what: &str, ns: f64) {

@@ -28,12 +28,14 @@ unsafe extern "C" {
 /// # Errors
 /// The host refused it.
 pub fn send(call: &Call) -> Result<u32, Status> {
-    let mut headers = vec![
+    let own = [
         (":method", call.method),
         (":path", call.path.as_str()),
         (":authority", call.address.as_str()),
         (names::HEADER_TARGET, call.address.as_str()),
     ];
+    let mut headers = Vec::with_capacity(own.len().saturating_add(call.headers.len()));
+    headers.extend(own);
     headers.extend(
         call.headers
             .iter()

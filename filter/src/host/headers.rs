@@ -14,20 +14,25 @@ impl Headers {
 
     /// Lower-case names and raw values. Names that are no text are left out.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.pairs()
+            .filter_map(|(name, value)| Some((std::str::from_utf8(name).ok()?, value)))
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let count = self.number(0).unwrap_or(0);
         let mut at = count.saturating_mul(8).saturating_add(4);
         (0..count).filter_map(move |nth| {
             let lengths = nth.saturating_mul(8).saturating_add(4);
             let name = self.text(&mut at, self.number(lengths)?)?;
             let value = self.text(&mut at, self.number(lengths.saturating_add(4))?)?;
-            Some((std::str::from_utf8(name).ok()?, value))
+            Some((name, value))
         })
     }
 
     /// First value of a header.
     pub fn value(&self, wanted: &str) -> Option<&[u8]> {
-        self.iter()
-            .find(|(name, _)| *name == wanted)
+        self.pairs()
+            .find(|(name, _)| *name == wanted.as_bytes())
             .map(|(_, value)| value)
     }
 

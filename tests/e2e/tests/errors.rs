@@ -206,6 +206,23 @@ async fn an_upload_that_stalls_is_a_408_in_openai_form() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn engines_are_sent_json_whatever_the_client_calls_it() {
+    let stand = Stand::pairs("content-type", 1).await;
+    for kind in ["text/plain", "application/grpc", ""] {
+        let call = Call::new(Method::POST, CHAT)
+            .header("content-type", kind)
+            .body(chat_body("x", false));
+        let answer = stand.send(call).await.expect(200);
+        let legs = stand.legs(&answer);
+        assert_eq!(legs.len(), 2);
+        for leg in legs {
+            assert_eq!(leg.headers["content-type"], "application/json", "{kind:?}");
+        }
+    }
+    stand.settled(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn requests_that_are_not_http_get_an_error_in_openai_form() {
     let stand = Stand::pairs("not-http", 1).await;
     let (text, _) = raw(stand.envoy.data(), b"GARBAGE\r\n\r\n").await;

@@ -6,7 +6,7 @@
 
 use super::hand_over::{HandOver, Unusable};
 use super::limits;
-use crate::request::cursor::{Cursor, JsonError};
+use crate::request::cursor::{Cursor, JsonError, Text};
 use crate::request::patch::Edit;
 use crate::request::{Endpoint, Member, Scan};
 use pd_wire::knobs::KvConnector;
@@ -63,7 +63,7 @@ pub fn hand_over(reply: &[u8], connector: KvConnector, prefill_ip: &str) -> Hand
         return HandOver::NotAnObject;
     };
     let (member, value) = match connector {
-        KvConnector::Shfs => match params.map(|raw| reachable(raw, prefill_ip)) {
+        KvConnector::Shfs => match params.map(|params| params.reachable(reply, prefill_ip)) {
             Some(Ok(value)) => (Member::KvTransferParams, value),
             Some(Err(reason)) => return HandOver::Unusable(reason),
             None => return HandOver::Unusable(Unusable::Missing),
@@ -91,8 +91,9 @@ pub fn release_body(model: &str, members: &[u8], endpoint: Endpoint) -> Vec<u8> 
     [head.as_bytes(), members, b"}"].concat()
 }
 
-/// The reply as an object, and its `kv_transfer_params`.
-fn top_level(reply: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
+/// The reply as an object, and its `kv_transfer_params`. One walk over the text: it is on the way
+/// of every request.
+fn top_level(reply: &[u8]) -> Option<(&[u8], Option<Params>)> {
     simdutf8::basic::from_utf8(reply).ok()?;
     let mut cursor = Cursor::new(reply);
     let start = cursor.at();
@@ -100,108 +101,136 @@ fn top_level(reply: &[u8]) -> Option<(&[u8], Option<&[u8]>)> {
     let key_name = Member::KvTransferParams.name().as_bytes();
     cursor
         .object::<JsonError>(0, |cursor, key| {
-            let value = cursor.value(1)?;
             if cursor.slice(key.inner()) == key_name {
-                params = Some(value);
+                params = Some(Params::read(cursor)?);
+            } else {
+                cursor.value(1)?;
             }
             Ok(())
         })
         .ok()?;
     let object = start..cursor.at();
     cursor.end().ok()?;
-    Some((reply.get(object)?, params.and_then(|span| reply.get(span))))
+    Some((reply.get(object)?, params))
 }
 
-/// Values of the hand-over that are looked at.
-#[derive(Default)]
-struct Fields {
+/// `kv_transfer_params`, and where in the reply its values stand that are looked at.
+struct Params {
+    span: Range<usize>,
+    repeated: bool,
     do_remote_prefill: Option<Range<usize>>,
-    remote_block_ids: Option<Range<usize>>,
+    remote_block_ids: Option<BlockIds>,
     remote_engine_id: Option<Range<usize>>,
     remote_request_id: Option<Range<usize>>,
     remote_host: Option<Range<usize>>,
     remote_port: Option<Range<usize>>,
 }
 
-impl Fields {
-    fn read(params: &[u8]) -> Result<Self, Unusable> {
-        let mut fields = Self::default();
-        let mut repeated = false;
-        Cursor::new(params)
-            .object::<JsonError>(0, |cursor, key| {
-                let value = cursor.value(1)?;
-                let field = match cursor.slice(key.inner()) {
-                    b"do_remote_prefill" => &mut fields.do_remote_prefill,
-                    b"remote_block_ids" => &mut fields.remote_block_ids,
-                    b"remote_engine_id" => &mut fields.remote_engine_id,
-                    b"remote_request_id" => &mut fields.remote_request_id,
-                    b"remote_host" => &mut fields.remote_host,
-                    b"remote_port" => &mut fields.remote_port,
-                    _ => return Ok(()),
-                };
-                repeated |= field.replace(value).is_some();
-                Ok(())
-            })
-            .map_err(|_| Unusable::NotAnObject)?;
-        if repeated {
-            Err(Unusable::Repeated)
-        } else {
-            Ok(fields)
-        }
-    }
-}
+// === impl Params ===
 
-/// `kv_transfer_params` with a host that the decode pod can reach, every other byte as it came.
-fn reachable<'r>(params: &'r [u8], prefill_ip: &str) -> Result<Cow<'r, [u8]>, Unusable> {
-    match params.first() {
-        Some(b'{') => {}
-        Some(b'n') | None => return Err(Unusable::Missing),
-        Some(_) => return Err(Unusable::NotAnObject),
-    }
-    let fields = Fields::read(params)?;
-    let raw = |span: &Option<Range<usize>>| span.clone().and_then(|span| params.get(span));
-    if raw(&fields.do_remote_prefill) != Some(b"true") {
-        return Err(Unusable::NotRemote);
-    }
-    let request_id = raw(&fields.remote_request_id);
-    // An engine that sends no request id is old enough to mean a flat list; a newer decode
-    // engine dies of one.
-    let named = match raw(&fields.remote_block_ids).and_then(block_ids) {
-        Some(BlockIds::Groups) => true,
-        Some(BlockIds::Flat) => request_id.is_none(),
-        None => false,
-    };
-    if !named {
-        return Err(Unusable::BlockIds);
-    }
-    if !raw(&fields.remote_engine_id).is_some_and(is_name) {
-        return Err(Unusable::EngineId);
-    }
-    if !request_id.is_none_or(is_name) {
-        return Err(Unusable::RequestId);
-    }
-    if !raw(&fields.remote_port).is_some_and(is_port) {
-        return Err(Unusable::Port);
-    }
-    let keep = match raw(&fields.remote_host) {
-        None | Some(b"null") => false,
-        Some(text) => {
-            let host: String = serde_json::from_slice(text).map_err(|_| Unusable::Host)?;
-            is_reachable(&host, prefill_ip)
+impl Params {
+    /// Walks over the value that begins here, whatever it is.
+    fn read(cursor: &mut Cursor<'_>) -> Result<Self, JsonError> {
+        let start = cursor.at();
+        let mut params = Self {
+            span: start..start,
+            repeated: false,
+            do_remote_prefill: None,
+            remote_block_ids: None,
+            remote_engine_id: None,
+            remote_request_id: None,
+            remote_host: None,
+            remote_port: None,
+        };
+        if cursor.peek() == Some(b'{') {
+            cursor.object(1, |cursor, key| params.member(cursor, &key))?;
+        } else {
+            cursor.value(1)?;
         }
-    };
-    if keep {
-        return Ok(Cow::Borrowed(params));
+        params.span.end = cursor.at();
+        Ok(params)
     }
-    let ip = serde_json::Value::from(prefill_ip).to_string();
-    let (span, text) = match fields.remote_host {
-        Some(span) => (span, ip),
-        // The object has members, so a comma follows.
-        None => (1..1, format!(r#""remote_host":{ip},"#)),
-    };
-    let before = params.get(..span.start).unwrap_or_default();
-    let after = params.get(span.end..).unwrap_or_default();
-    Ok(Cow::Owned([before, text.as_bytes(), after].concat()))
+
+    fn member(&mut self, cursor: &mut Cursor<'_>, key: &Text) -> Result<(), JsonError> {
+        const VALUE: u32 = 2;
+        let field = match cursor.slice(key.inner()) {
+            b"do_remote_prefill" => &mut self.do_remote_prefill,
+            b"remote_block_ids" => {
+                let blocks = block_ids(cursor, VALUE)?;
+                self.repeated |= self.remote_block_ids.replace(blocks).is_some();
+                return Ok(());
+            }
+            b"remote_engine_id" => &mut self.remote_engine_id,
+            b"remote_request_id" => &mut self.remote_request_id,
+            b"remote_host" => &mut self.remote_host,
+            b"remote_port" => &mut self.remote_port,
+            _ => {
+                cursor.value(VALUE)?;
+                return Ok(());
+            }
+        };
+        self.repeated |= field.replace(cursor.value(VALUE)?).is_some();
+        Ok(())
+    }
+
+    /// The text with a host that the decode pod can reach, every other byte as it came.
+    fn reachable<'r>(&self, reply: &'r [u8], prefill_ip: &str) -> Result<Cow<'r, [u8]>, Unusable> {
+        let params = reply.get(self.span.clone()).unwrap_or_default();
+        match params.first() {
+            Some(b'{') => {}
+            Some(b'n') | None => return Err(Unusable::Missing),
+            Some(_) => return Err(Unusable::NotAnObject),
+        }
+        if self.repeated {
+            return Err(Unusable::Repeated);
+        }
+        let raw = |span: &Option<Range<usize>>| span.clone().and_then(|span| reply.get(span));
+        if raw(&self.do_remote_prefill) != Some(b"true") {
+            return Err(Unusable::NotRemote);
+        }
+        let request_id = raw(&self.remote_request_id);
+        // An engine that sends no request id is old enough to mean a flat list; a newer decode
+        // engine dies of one.
+        let named = match self.remote_block_ids {
+            Some(BlockIds::Groups) => true,
+            Some(BlockIds::Flat) => request_id.is_none(),
+            Some(BlockIds::None) | None => false,
+        };
+        if !named {
+            return Err(Unusable::BlockIds);
+        }
+        if !raw(&self.remote_engine_id).is_some_and(is_name) {
+            return Err(Unusable::EngineId);
+        }
+        if !request_id.is_none_or(is_name) {
+            return Err(Unusable::RequestId);
+        }
+        if !raw(&self.remote_port).is_some_and(is_port) {
+            return Err(Unusable::Port);
+        }
+        let keep = match raw(&self.remote_host) {
+            None | Some(b"null") => false,
+            Some(text) => {
+                let host: String = serde_json::from_slice(text).map_err(|_| Unusable::Host)?;
+                is_reachable(&host, prefill_ip)
+            }
+        };
+        if keep {
+            return Ok(Cow::Borrowed(params));
+        }
+        let ip = serde_json::Value::from(prefill_ip).to_string();
+        let (place, text) = match &self.remote_host {
+            Some(place) => (place.clone(), ip),
+            // The object has members, so a comma follows.
+            None => {
+                let first = self.span.start.saturating_add(1);
+                (first..first, format!(r#""remote_host":{ip},"#))
+            }
+        };
+        let before = reply.get(self.span.start..place.start).unwrap_or_default();
+        let after = reply.get(place.end..self.span.end).unwrap_or_default();
+        Ok(Cow::Owned([before, text.as_bytes(), after].concat()))
+    }
 }
 
 /// True when another pod can use `host`, as far as its text tells.
@@ -217,51 +246,53 @@ fn is_reachable(host: &str, prefill_ip: &str) -> bool {
     }
 }
 
+/// The form of a list of block ids.
 enum BlockIds {
     /// One list per KV cache group.
     Groups,
     /// One list, of engines that know one group only.
     Flat,
+    /// It names none, or mixes forms.
+    None,
 }
 
-/// The form of a list of block ids; `None` when it names none, or mixes forms.
-fn block_ids(raw: &[u8]) -> Option<BlockIds> {
-    let mut cursor = Cursor::new(raw);
-    let (mut flat, mut groups) = (false, false);
-    cursor
-        .array(0, |cursor| {
-            if cursor.peek() == Some(b'[') {
-                groups = true;
-                let mut blocks = false;
-                cursor.array(1, |cursor| {
-                    blocks = true;
-                    whole_number(cursor, 2)
-                })?;
-                if blocks {
-                    Ok(())
-                } else {
-                    Err(cursor.error("expected a block"))
-                }
-            } else {
-                flat = true;
-                whole_number(cursor, 1)
-            }
-        })
-        .ok()?;
-    match (flat, groups) {
-        (true, false) => Some(BlockIds::Flat),
-        (false, true) => Some(BlockIds::Groups),
-        _ => None,
+/// Walks over a list of block ids, or what stands in its place.
+fn block_ids(cursor: &mut Cursor<'_>, depth: u32) -> Result<BlockIds, JsonError> {
+    if cursor.peek() != Some(b'[') {
+        cursor.value(depth)?;
+        return Ok(BlockIds::None);
     }
-}
-
-fn whole_number(cursor: &mut Cursor<'_>, depth: u32) -> Result<(), JsonError> {
-    let span = cursor.value(depth)?;
-    if cursor.slice(span).iter().all(u8::is_ascii_digit) {
+    let inner = depth.saturating_add(1);
+    let (mut flat, mut groups, mut sound) = (false, false, true);
+    cursor.array::<JsonError>(depth, |cursor| {
+        if cursor.peek() != Some(b'[') {
+            flat = true;
+            sound &= whole_numbers(cursor, inner)?;
+            return Ok(());
+        }
+        groups = true;
+        let mut blocks = false;
+        cursor.array::<JsonError>(inner, |cursor| {
+            blocks = true;
+            sound &= whole_numbers(cursor, inner.saturating_add(1))?;
+            Ok(())
+        })?;
+        sound &= blocks;
         Ok(())
-    } else {
-        Err(cursor.error("expected a whole number"))
-    }
+    })?;
+    Ok(match (sound, flat, groups) {
+        (true, true, false) => BlockIds::Flat,
+        (true, false, true) => BlockIds::Groups,
+        _ => BlockIds::None,
+    })
+}
+
+/// Walks over one or more elements of a list; false when the last is no whole number, as those
+/// before it are.
+fn whole_numbers(cursor: &mut Cursor<'_>, depth: u32) -> Result<bool, JsonError> {
+    cursor.integers();
+    let span = cursor.value(depth)?;
+    Ok(cursor.slice(span).iter().all(u8::is_ascii_digit))
 }
 
 /// A non-empty string.

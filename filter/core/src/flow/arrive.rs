@@ -140,6 +140,8 @@ impl Flow {
         let knobs = &plan.knobs;
         let excluded = excluded(attempt, &plan.fleet, knobs, scene);
         let tie = scene.worker.ids.word();
+        let explained = self.head.explain && knobs.allow_explain;
+        let listed = if explained { LISTED } else { 0 };
         let fleet = &plan.fleet;
         let now_ms = scene.now_ms;
         let ejected = scene.worker.eject.view(fleet, rules, now_ms);
@@ -158,14 +160,13 @@ impl Flow {
                     tie,
                     now_ms,
                 };
-                let (decision, trials) = plan.decide(&given, LISTED)?;
+                let (decision, trials) = plan.decide(&given, listed)?;
                 let pick = plan.pick(&decision)?;
                 Ok((pick, (decision, trials)))
             });
         let charged = charged.map_err(|refusal: Refusal| plan.fault(&refusal))?;
         let (decision, trials) = charged.decision;
         let (prefill, decode) = pods(&decision.target);
-        let explained = self.head.explain && knobs.allow_explain;
         let choice = Choice {
             decision: explained.then(|| decision.explanation.render(fleet)),
             fleet: Rc::clone(fleet),
@@ -338,11 +339,16 @@ fn excluded(attempt: &Attempt, fleet: &ModelFleet, knobs: &Knobs, scene: &Scene<
 
 /// The facts of a choice for the access log.
 fn note(choice: &Choice) -> String {
-    let name = |pod: Option<&FleetPod>| pod.map_or("-", |pod| pod.name.as_str()).to_owned();
-    format!(
-        "strategy={} prefill={} decode={}",
+    fn name(pod: Option<&FleetPod>) -> &str {
+        pod.map_or("-", |pod| pod.name.as_str())
+    }
+    [
+        "strategy=",
         choice.strategy.name(),
+        " prefill=",
         name(choice.prefill_pod()),
-        name(choice.decode_pod())
-    )
+        " decode=",
+        name(choice.decode_pod()),
+    ]
+    .concat()
 }

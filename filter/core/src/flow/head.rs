@@ -105,34 +105,30 @@ impl Head {
             forwarded: Vec::new(),
         };
         for (name, value) in headers {
-            if name == names::HEADER_SESSION_KEY {
-                head.session = SessionKey::read(value);
-                continue;
-            }
-            let Ok(value) = std::str::from_utf8(value) else {
-                match name {
-                    // What cannot be read must not let every pod through.
-                    names::HEADER_FILTER => head.filter = Some(Err(SelectorError::NotText)),
-                    // No strategy is called so.
-                    names::HEADER_STRATEGY => {
-                        head.strategy = Some(String::from_utf8_lossy(value).into_owned());
-                    }
-                    _ => {}
-                }
-                continue;
-            };
+            // Most headers are none of ours, so their values are not looked at.
+            let text = || std::str::from_utf8(value).ok();
             match name {
-                names::HEADER_STRATEGY => head.strategy = non_empty(value),
-                names::HEADER_PROFILE => head.profile = non_empty(value),
-                names::HEADER_REQUEST_ID => head.client_request_id = non_empty(value),
+                names::HEADER_SESSION_KEY => head.session = SessionKey::read(value),
                 names::HEADER_FILTER => {
-                    head.filter = non_empty(value).map(|text| Selector::parse(&text));
+                    head.filter = match text() {
+                        Some(text) => non_empty(text).map(|text| Selector::parse(&text)),
+                        // What cannot be read must not let every pod through.
+                        None => Some(Err(SelectorError::NotText)),
+                    };
                 }
-                names::HEADER_SESSION_ID => head.session_id = non_empty(value),
-                "content-type" => head.says_json = is_json(value),
-                names::HEADER_EXPLAIN => head.explain = value.trim() == "true",
+                // One that is no text is an unknown one.
+                names::HEADER_STRATEGY => {
+                    head.strategy = non_empty(&String::from_utf8_lossy(value))
+                }
+                names::HEADER_PROFILE => set(&mut head.profile, text()),
+                names::HEADER_REQUEST_ID => set(&mut head.client_request_id, text()),
+                names::HEADER_SESSION_ID => set(&mut head.session_id, text()),
+                "content-type" => head.says_json = text().is_some_and(is_json),
+                names::HEADER_EXPLAIN => head.explain = value.trim_ascii() == b"true",
                 _ => {
-                    if let Some(known) = FORWARDED.iter().find(|known| **known == name) {
+                    if let Some(known) = FORWARDED.iter().find(|known| **known == name)
+                        && let Some(value) = text()
+                    {
                         head.forwarded.push((known, value.to_owned()));
                     }
                 }
@@ -147,6 +143,13 @@ impl Head {
 fn is_json(value: &str) -> bool {
     let (kind, parameters) = value.split_once(';').unwrap_or((value, ""));
     kind.trim().eq_ignore_ascii_case("application/json") && !parameters.contains(',')
+}
+
+/// Takes the text of a header; one that is no text is left out.
+fn set(place: &mut Option<String>, text: Option<&str>) {
+    if let Some(text) = text {
+        *place = non_empty(text);
+    }
 }
 
 /// Trimmed text, `None` when nothing is left.

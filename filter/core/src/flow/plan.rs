@@ -24,6 +24,10 @@ use std::sync::Arc;
 /// Bytes of a request body per prompt token, as the reference charges them.
 const CHARGED_BYTES_PER_TOKEN: u64 = 4;
 
+/// Requests in flight above which none keeps the set of the prefix index that it has read for when
+/// it has something to write there: with sets of 4 KB, what is kept takes at most 4 MB.
+const MAX_CARRIED: usize = 1024;
+
 /// What is known of a request before pods are chosen.
 pub(super) struct Plan {
     pub(super) fleet: Rc<ModelFleet>,
@@ -226,6 +230,9 @@ impl Plan {
             scene.now_ms,
             &mut self.match_percent,
         );
+        if scene.worker.in_flight > MAX_CARRIED {
+            blocks.forget_read();
+        }
         self.chain = Some(blocks);
     }
 
@@ -373,7 +380,7 @@ fn max_tokens(body: &[u8], scan: &Scan) -> Option<u64> {
 }
 
 /// Remembers that a pod of the choice holds the prompt's KV.
-pub(super) fn learn(choice: &Choice, pod: Option<&FleetPod>, chain: &Chain, scene: &Scene<'_>) {
+pub(super) fn learn(choice: &Choice, pod: Option<&FleetPod>, chain: &mut Chain, scene: &Scene<'_>) {
     if let Some(pod) = pod {
         let model = model_hash(&choice.fleet.name);
         index(&choice.knobs).learn(scene.store, model, chain, pod.key, scene.now_ms);

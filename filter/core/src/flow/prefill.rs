@@ -42,7 +42,7 @@ impl Flow {
     /// The prompt is computed: the decode leg may go, with what the engine handed over.
     fn prefilled(
         &self,
-        leg: Prefilling,
+        mut leg: Prefilling,
         body: &[u8],
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
@@ -82,7 +82,7 @@ impl Flow {
                 );
             }
         };
-        self.prefill_succeeded(&leg.choice, &leg.call, body, scene, effects);
+        self.prefill_succeeded(&leg.choice, &mut leg.call, body, scene, effects);
         // With the KV it gets the prefix, so a later turn may need no remote prefill.
         let decode_learns = leg.choice.knobs.local_prefill_max_tokens > 0;
         let decode = DecodeLeg {
@@ -213,7 +213,7 @@ impl Flow {
     pub(super) fn prefill_succeeded(
         &self,
         choice: &Choice,
-        call: &PrefillCall,
+        call: &mut PrefillCall,
         body: &[u8],
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
@@ -226,7 +226,7 @@ impl Flow {
             estimates.learn(scene.store, fleet.slot, &fleet.name, bytes, tokens);
         }
         scene.worker.ledger.prefill_done(choice.charge);
-        if let Some(chain) = &call.chain {
+        if let Some(chain) = &mut call.chain {
             learn(choice, choice.prefill_pod(), chain, scene);
         }
         effects.push(Effect::Count(

@@ -4,8 +4,9 @@
 //! i; h(-1) = s. So a hash stands for everything up to and including its block. A trailing
 //! partial block has none. (AIBrix's prefix cache indexer.)
 
-use super::marks::blocks_at;
+use super::marks::{blocks_at, marks};
 use crate::ledger::PodKey;
+use crate::port::Stored;
 use xxhash_rust::xxh64::xxh64;
 
 /// Most blocks of a prompt that are hashed; a longer prompt is judged by its beginning (2 MB at
@@ -21,9 +22,18 @@ const USUAL_BLOCK: usize = 128;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Chain {
     blocks: usize,
-    hashes: Vec<u64>,
+    pub(super) hashes: Vec<u64>,
     /// Where learning may begin, for pods whose first nodes need no write.
     pub(super) starts: Vec<(PodKey, Place)>,
+    /// The last set that was read: most often the one to be written.
+    pub(super) last_read: Option<Read>,
+}
+
+/// A set as a lookup found it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Read {
+    pub(super) set: u64,
+    pub(super) stored: Option<Stored>,
 }
 
 /// A place on the path of a prompt through the index.
@@ -53,6 +63,12 @@ impl Chain {
         &self.hashes
     }
 
+    /// Forgets the set that was read, which may be as large as a set gets (4 KB): learning reads it
+    /// again.
+    pub fn forget_read(&mut self) {
+        self.last_read = None;
+    }
+
     fn push(&mut self, hash: u64) {
         self.blocks = self.blocks.saturating_add(1);
         if self.blocks == blocks_at(self.hashes.len()) {
@@ -74,6 +90,8 @@ pub fn chain<'a>(
     let full = LINK.saturating_add(block_size);
     let mut chain = Chain::default();
     for piece in pieces {
+        let blocks = piece.len() / block_size;
+        chain.hashes.reserve(marks(blocks.min(MAX_BLOCKS)));
         let mut rest = piece;
         while !rest.is_empty() {
             if block.len() == LINK

@@ -16,7 +16,7 @@
 //! path has nodes make it report less, and so do marks (less than a 64th of the match), never more
 //! than was learnt (up to 32-bit collisions of tags).
 
-use super::hash::{Chain, Place};
+use super::hash::{Chain, Place, Read};
 use super::marks::blocks_at;
 use super::record::{Age, Node, SET_BYTES, learned};
 use crate::ledger::PodKey;
@@ -30,8 +30,8 @@ const MAX_SETS: u64 = 1 << 16;
 /// Most nodes of one path, hence reads of one lookup. Prompts that branch more often share the
 /// last node, where the latest stays.
 const MAX_DEPTH: usize = 8;
-/// Attempts to write one node.
-const TRIES: usize = 2;
+/// Attempts to write one node, the first perhaps with what the lookup has read.
+const TRIES: usize = 3;
 
 /// Where the index lives and how long it remembers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl PrefixIndex {
 
     /// Percent of the blocks of `chain` that each of `pods` holds from the beginning on, rounded
     /// down; 0 for a prompt without blocks. `percents` is aligned with `pods`. The chain remembers
-    /// what [`PrefixIndex::learn`] need not write again.
+    /// what [`PrefixIndex::learn`] need not read or write again.
     pub fn lookup<S: SharedStore + ?Sized>(
         &self,
         store: &S,
@@ -81,14 +81,15 @@ impl PrefixIndex {
         let mut place = Place::default();
         let mut key = SetKey::default();
         while place.depth < MAX_DEPTH {
-            let hashes = chain.hashes().get(place.mark..).unwrap_or_default();
+            let hashes = chain.hashes.get(place.mark..).unwrap_or_default();
             let Some(node_key) = hashes.first().map(|hash| hash ^ model_hash) else {
                 break;
             };
-            let Some(stored) = store.get(key.of(self.set(node_key))) else {
-                break;
-            };
-            let Some(node) = Node::find(&stored.bytes, node_key) else {
+            let set = self.set(node_key);
+            let stored = store.get(key.of(set));
+            let read = chain.last_read.insert(Read { set, stored });
+            let record = read.stored.as_ref();
+            let Some(node) = record.and_then(|stored| Node::find(&stored.bytes, node_key)) else {
                 break;
             };
             let passage = node.passage(hashes, place.is_last());
@@ -132,7 +133,7 @@ impl PrefixIndex {
         &self,
         store: &S,
         model_hash: u64,
-        chain: &Chain,
+        chain: &mut Chain,
         pod: PodKey,
         now_ms: u64,
     ) {
@@ -141,14 +142,16 @@ impl PrefixIndex {
         let age = self.age(now_ms);
         let mut key = SetKey::default();
         while place.depth < MAX_DEPTH {
-            let hashes = chain.hashes().get(place.mark..).unwrap_or_default();
+            let hashes = chain.hashes.get(place.mark..).unwrap_or_default();
             let Some(node_key) = hashes.first().map(|hash| hash ^ model_hash) else {
                 return;
             };
-            let key = key.of(self.set(node_key));
+            let set = self.set(node_key);
+            let key = key.of(set);
             let mut done = 0;
             for _ in 0..TRIES {
-                let stored = store.get(key);
+                let read = chain.last_read.take_if(|read| read.set == set);
+                let stored = read.map_or_else(|| store.get(key), |read| read.stored);
                 let record = stored.as_ref().map_or(&[][..], |stored| &stored.bytes);
                 let lesson = learned(record, node_key, hashes, place.is_last(), pod, age);
                 done = lesson.1;

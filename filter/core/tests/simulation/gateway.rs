@@ -168,11 +168,11 @@ impl Gateway {
     }
 
     /// The prefill pod answered; the decode leg goes.
-    pub(crate) fn hand_over(&mut self, routed: &Routed, now_ms: u64) {
+    pub(crate) fn hand_over(&mut self, routed: &mut Routed, now_ms: u64) {
         let ledger = &mut self.vms[routed.vm].ledger;
         ledger.prefill_done(routed.charge);
         ledger.decode_sent(routed.charge);
-        if let Some(chain) = &routed.chain {
+        if let Some(chain) = &mut routed.chain {
             let (model, pod) = (model_hash(&self.fleet.name), self.keys[routed.prefill]);
             self.index.learn(&self.store, model, chain, pod, now_ms);
         }

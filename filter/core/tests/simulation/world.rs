@@ -178,8 +178,8 @@ impl World<'_> {
         if let Some(time) = next {
             self.at(self.now + time, Event::Prefilled { pod });
         }
-        let Request { tokens, routed, .. } = &self.requests[request];
-        let there = self.now + tokens * TRANSFER_PER_TOKEN;
+        let Request { tokens, routed, .. } = &mut self.requests[request];
+        let there = self.now + *tokens * TRANSFER_PER_TOKEN;
         self.gateway.hand_over(routed, self.now / 1000);
         self.at(there, Event::Transferred { request });
     }

@@ -94,6 +94,24 @@ fn a_host_is_replaced_only_when_nobody_else_can_reach_it() {
     }
 }
 
+/// Blocks of a long prompt, and `more`.
+fn long(more: &[Value]) -> Vec<Value> {
+    let blocks = (1000..1100).map(Value::from);
+    blocks.chain(more.iter().cloned()).collect()
+}
+
+#[test]
+fn long_lists_of_blocks_are_passed_on() {
+    for end in [json!(0), json!(7)] {
+        let lists = json!([long(std::slice::from_ref(&end)), long(&[])]);
+        let params = with("remote_block_ids", lists);
+        assert_eq!(given(&params), params);
+        let flat = Value::from(long(&[end]));
+        let params = without(with("remote_block_ids", flat), "remote_request_id");
+        assert_eq!(given(&params), params);
+    }
+}
+
 #[test]
 fn anything_that_could_hurt_a_decode_engine_is_not_passed_on() {
     use Unusable::*;
@@ -111,6 +129,18 @@ fn anything_that_could_hurt_a_decode_engine_is_not_passed_on() {
         (with("remote_block_ids", json!([[1], []])), BlockIds),
         (with("remote_block_ids", json!([[1], 2])), BlockIds),
         (with("remote_block_ids", json!([[-1]])), BlockIds),
+        (
+            with("remote_block_ids", json!([long(&[]), long(&[json!(1.5)])])),
+            BlockIds,
+        ),
+        (
+            with("remote_block_ids", json!([long(&[json!([1])])])),
+            BlockIds,
+        ),
+        (
+            with("remote_block_ids", Value::from(long(&[json!([1])]))),
+            BlockIds,
+        ),
         (with("remote_block_ids", json!([["1"]])), BlockIds),
         (with("remote_block_ids", json!("1")), BlockIds),
         (flat.clone(), BlockIds),

@@ -92,13 +92,13 @@ proptest! {
         let (index, store) = (PrefixIndex::new(1, TTL_MS), Store::default());
         let chain = prompt(b"aabbccddeeffgghhiijjkk");
         if versioned {
-            index.learn(&store, MODEL, &chain, PodKey(9), 0);
+            index.learn(&store, MODEL, &mut chain.clone(), PodKey(9), 0);
             let valid = store.values.borrow()["pd.prefix.0"].0.clone();
             bytes = [&valid[..cut.min(valid.len())], &bytes].concat();
         }
         store.values.borrow_mut().insert("pd.prefix.0".to_owned(), (bytes, 1));
         let _ = percents(&index, &store, &chain, &[1, 9], 0);
-        index.learn(&store, MODEL, &chain, PodKey(1), 0);
+        index.learn(&store, MODEL, &mut chain.clone(), PodKey(1), 0);
         prop_assert_eq!(percents(&index, &store, &chain, &[1], 0), [100]);
         prop_assert!(store.longest() <= SET_BYTES);
     }
