@@ -84,7 +84,7 @@ fn runs_on(engine: Engine, leg: Leg, moment: Moment, fault: Fault) -> RunsOn {
         Engine::VllmShfs | Engine::Sglang => true,
         Engine::VllmNixl => matches!(
             fault,
-            Fault::None | Fault::UnusableKv | Fault::ErrorEvent | Fault::Refused
+            Fault::None | Fault::Late | Fault::ErrorEvent | Fault::Refused
         ),
         Engine::TrtContextFirst | Engine::TrtGenerationFirst => {
             moment == Moment::Asking

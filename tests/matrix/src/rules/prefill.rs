@@ -119,8 +119,12 @@ fn refused(at: At, cells: &mut Vec<Cell>) {
     cells.push(at.cell(Leg::Prefill, Moment::Prefilling, Fault::BadJson, expect));
 }
 
-/// Sequential engines: replies that hand nothing over that can be used.
+/// Sequential engines: replies that hand nothing over that can be used. The second connector passes
+/// the reply on as a whole.
 fn hand_over(at: At, cells: &mut Vec<Cell>) {
+    if at.engine == Engine::VllmNixl {
+        return;
+    }
     let why = "hand-over not usable: it is not passed on, the decode engine computes the prompt";
     let expect = || {
         Expect::healthy(Due::AT_ONCE, why)
@@ -129,7 +133,7 @@ fn hand_over(at: At, cells: &mut Vec<Cell>) {
     };
     let cell = |fault| at.cell(Leg::Prefill, Moment::Prefilling, fault, expect());
     cells.push(cell(Fault::NoKv));
-    if at.engine.is_vllm() {
+    if at.engine == Engine::VllmShfs {
         cells.push(cell(Fault::UnusableKv));
     }
 }
@@ -148,6 +152,10 @@ fn together(at: At, cells: &mut Vec<Cell>) {
         Fault::Late,
     ];
     for fault in faults {
+        if at.engine == Engine::TrtGenerationFirst && fault == Fault::Refused {
+            // Nobody listens at the look-up then: see `asked`.
+            continue;
+        }
         let due = match fault {
             Fault::Stall | Fault::Late => Due::timer(PREFILL_TIMEOUT_MS),
             _ => Due::AT_ONCE,

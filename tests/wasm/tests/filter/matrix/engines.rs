@@ -77,13 +77,27 @@ pub(super) fn start(
     journal
 }
 
-/// The decode engine fails before it takes the KV, if it takes any.
-pub(super) fn takes_no_kv(cell: &Cell) -> bool {
-    let early = matches!(cell.moment, Moment::Headers | Moment::Role);
-    match cell.leg {
-        Leg::Decode => cell.moment == Moment::Decoding || early,
-        Leg::Client => cell.moment == Moment::Decoding || early,
-        _ => false,
+/// What becomes of the KV that a decode leg names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Taking {
+    /// It is taken.
+    Takes,
+    /// The engine waits, and may take it as long as its client is there.
+    Waits,
+    /// The engine fails before it takes anything.
+    Fails,
+}
+
+/// What the decode engine of a cell does.
+pub(super) fn taking(cell: &Cell) -> Taking {
+    let early = matches!(
+        cell.moment,
+        Moment::Decoding | Moment::Headers | Moment::Role
+    );
+    match (cell.leg, cell.fault) {
+        (Leg::Decode | Leg::Client, Fault::Stall | Fault::ClientLeaves) if early => Taking::Waits,
+        (Leg::Decode, _) if early => Taking::Fails,
+        _ => Taking::Takes,
     }
 }
 
@@ -92,7 +106,8 @@ pub(super) fn takes_no_kv(cell: &Cell) -> bool {
 impl Pod {
     fn answer(&mut self, sent: &Sent) -> Script {
         let is_struck = self.cell.struck().contains(&self.spec.name);
-        let again = is_struck && std::mem::replace(&mut self.struck, true);
+        let is_leg = sent.path() != "/server_info";
+        let again = is_struck && is_leg && std::mem::replace(&mut self.struck, true);
         match self.cell.fault {
             Fault::Refused if is_struck && self.cell.leg != Leg::Abort && self.is_time(sent) => {
                 return Script::refuse();

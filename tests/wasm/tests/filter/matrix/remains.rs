@@ -1,6 +1,6 @@
 //! What a cell's request left at its engines, and until when.
 
-use super::engines::{Journal, Prefill, Release, takes_no_kv};
+use super::engines::{Journal, Prefill, Release, Taking, taking};
 use crate::stand::target;
 use pd_failure_matrix::{Cell, Engine, Left, SOON_MS};
 use pd_wasm_tests::{CallRecord, CallState, Outcome};
@@ -101,11 +101,14 @@ impl Records<'_> {
         if !String::from_utf8_lossy(&upstream.body).contains(kv) {
             return None;
         }
-        if !takes_no_kv(self.cell) {
-            return Some(upstream.at_ms);
+        match taking(self.cell) {
+            Taking::Takes => Some(upstream.at_ms),
+            // vLLM's decode engine tells the prefill engine when its client went away.
+            Taking::Waits if self.cell.engine.is_vllm() && upstream.cut => {
+                Some(self.outcome.ended_at_ms)
+            }
+            Taking::Waits | Taking::Fails => None,
         }
-        let told = self.cell.engine.is_vllm() && upstream.cut;
-        told.then_some(self.outcome.ended_at_ms)
     }
 
     fn at(&self, release: &Release) -> Option<u64> {

@@ -2,9 +2,8 @@
 
 use super::engines::Journal;
 use super::remains::Records;
-use pd_failure_matrix::{Body, Cell, Client, Counter, Expect, Line, Marker};
+use pd_failure_matrix::{Body, Cell, Client, Counter, Expect, Line, Marker, Moment, SOON_MS};
 use pd_wasm_tests::{CallRecord, Ending, Meters, Outcome};
-use pd_wire::control::Ledgers;
 
 /// A cell whose time is over.
 pub(super) struct Run<'r> {
@@ -12,11 +11,10 @@ pub(super) struct Run<'r> {
     pub(super) outcome: Outcome,
     pub(super) journal: &'r Journal,
     pub(super) calls: &'r [CallRecord],
-    pub(super) ledgers: &'r Ledgers,
+    /// When its model was last seen with a charge.
+    pub(super) charged_until: Option<u64>,
     pub(super) meters: &'r Meters,
     pub(super) sent_at: u64,
-    /// When every cell must have ended.
-    pub(super) ended_at: u64,
 }
 
 // === impl Run ===
@@ -35,10 +33,9 @@ impl Run<'_> {
                 wrong.push(counted(counter, number));
             }
         }
-        let charged = self.ledgers.models.iter();
-        let mut charged = charged.filter(|ledger| ledger.model == self.cell.model());
-        if let Some(ledger) = charged.next() {
-            wrong.push(format!("still charged: {ledger:?}"));
+        let soon = self.outcome.ended_at_ms + SOON_MS;
+        if let Some(at) = self.charged_until.filter(|at| *at > soon) {
+            wrong.push(format!("still charged at {at} ms"));
         }
         let records = Records {
             cell: self.cell,
@@ -141,8 +138,7 @@ impl Run<'_> {
         }
         let due = expect.due;
         let ms = self.outcome.ended_at_ms.saturating_sub(self.sent_at);
-        let over = self.outcome.ended_at_ms <= self.ended_at;
-        if !over || ms < due.from_ms || ms > due.to_ms {
+        if self.outcome.ending == Ending::Open || ms < due.from_ms || ms > due.to_ms {
             wrong.push(format!(
                 "{ms} ms is not from {} to {}",
                 due.from_ms, due.to_ms
@@ -156,7 +152,7 @@ impl Run<'_> {
             "gateway_request_model_fail_total",
         ];
         let endings: u64 = all.iter().map(|name| self.sum(name, &[])).sum();
-        if endings != 1 && self.cell.moment != pd_failure_matrix::Moment::Uploading {
+        if endings != 1 && self.cell.moment != Moment::Uploading {
             wrong.push(format!("{endings} endings"));
         }
         let mut labels = vec![("status", expect.ending.status.to_owned())];
