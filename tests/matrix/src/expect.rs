@@ -180,11 +180,16 @@ impl Due {
         }
     }
 
-    /// By a timer that ends at `ms`.
+    /// By a timer, or work, that ends at `ms`.
     pub(crate) const fn timer(ms: u64) -> Self {
+        Self::between(ms, ms)
+    }
+
+    /// By something that takes between `least` and `most` ms.
+    pub(crate) const fn between(least: u64, most: u64) -> Self {
         Self {
-            from_ms: ms - TICK_MS,
-            to_ms: ms + TICK_MS + SLACK_MS,
+            from_ms: least - TICK_MS,
+            to_ms: most + TICK_MS + SLACK_MS,
         }
     }
 }

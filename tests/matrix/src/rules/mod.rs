@@ -62,12 +62,12 @@ impl Cell {
 /// Nothing breaks, or nothing more than what is allowed.
 fn healthy(at: At, cells: &mut Vec<Cell>) {
     let why = "a timer ends no request that is in time";
-    let slow = Expect::healthy(Due::by(crate::SLOW_MS), why);
+    let slow = Expect::healthy(Due::timer(crate::SLOW_MS), why);
     let whole = Expect::healthy(Due::AT_ONCE, why);
     cells.push(at.cell(Leg::Prefill, Moment::Prefilling, Fault::None, whole));
     cells.push(at.cell(Leg::Prefill, Moment::Prefilling, Fault::Slow, slow));
     if at.stream {
-        let gaps = Expect::healthy(Due::by(3 * crate::GAP_MS), why);
+        let gaps = Expect::healthy(Due::between(crate::GAP_MS, 3 * crate::GAP_MS), why);
         cells.push(at.cell(Leg::Decode, Moment::Body, Fault::Gaps, gaps));
     }
 }
