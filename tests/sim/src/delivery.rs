@@ -11,7 +11,7 @@ use crate::fault::FaultKind;
 use crate::flight::Flight;
 use crate::reply::{Reply, json, respond};
 use crate::server::Link;
-use crate::strike::stall;
+use crate::strike::{late, stall};
 
 /// What a request needs to be answered. Dropping it without an answer counts the client as gone.
 pub(crate) struct Delivery {
@@ -32,6 +32,16 @@ impl Delivery {
                 return std::future::pending().await;
             }
             Some(FaultKind::StallBeforeHeaders { ms, .. }) => stall(*ms).await,
+            Some(FaultKind::LateStatus {
+                code,
+                body,
+                after_ms,
+                ..
+            }) => {
+                let answer = late(*code, body, *after_ms).await;
+                self.flight.land();
+                return answer;
+            }
             Some(FaultKind::BadJson) => body.truncate(half(&body)),
             Some(
                 FaultKind::StallMidStream { .. }

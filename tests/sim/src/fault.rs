@@ -100,6 +100,18 @@ pub enum FaultKind {
         #[serde(default)]
         headers: BTreeMap<String, String>,
     },
+    /// Answers this status after a while: a prefill that fails when its decode leg is at work.
+    LateStatus {
+        /// HTTP status.
+        code: u16,
+        /// Body.
+        body: String,
+        /// Waits this long first.
+        after_ms: u64,
+        /// Does the work before that.
+        #[serde(default)]
+        after_work: bool,
+    },
     /// Cuts the connection instead of answering.
     ResetBeforeHeaders {
         /// How.
@@ -117,7 +129,7 @@ pub enum FaultKind {
         /// For how long.
         #[serde(default)]
         ms: Option<u64>,
-        /// Does the work first.
+        /// Does the work first. Of a stream that is the prompt's.
         #[serde(default)]
         after_work: bool,
     },

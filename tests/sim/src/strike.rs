@@ -37,6 +37,12 @@ pub(crate) async fn strike(
             }
             Some(answer)
         }
+        FaultKind::LateStatus {
+            code,
+            body,
+            after_ms,
+            after_work: false,
+        } => Some(late(*code, body, *after_ms).await),
         FaultKind::ResetBeforeHeaders {
             how,
             after_ms,
@@ -63,6 +69,13 @@ pub(crate) async fn strike(
         }
         _ => None,
     }
+}
+
+/// Answers a status after a while.
+pub(crate) async fn late(code: u16, body: &str, after_ms: u64) -> Response<Reply> {
+    stall(Some(after_ms)).await;
+    let status = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    json(status, body.to_owned())
 }
 
 /// Waits this long, or until the client leaves and the future is dropped.

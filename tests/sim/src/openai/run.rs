@@ -131,7 +131,11 @@ impl<W: Work> Run<W> {
                 Err(failure) => self.fail(&failure),
             };
         }
-        if self.early_headers {
+        let stalls = matches!(
+            self.delivery.fault,
+            Some(FaultKind::StallBeforeHeaders { .. })
+        );
+        if self.early_headers && !stalls {
             return event_stream(Reply::feed(|mut sink| async move {
                 match self.work.prepare(&mut self.delivery).await {
                     Ok(ready) => self.stream(&mut sink, ready).await,
@@ -140,9 +144,12 @@ impl<W: Work> Run<W> {
             }));
         }
         match self.work.prepare(&mut self.delivery).await {
-            Ok(ready) => event_stream(Reply::feed(|mut sink| async move {
-                self.stream(&mut sink, ready).await;
-            })),
+            Ok(ready) => {
+                self.stall_after_work().await;
+                event_stream(Reply::feed(|mut sink| async move {
+                    self.stream(&mut sink, ready).await;
+                }))
+            }
             Err(failure) => self.fail(&failure),
         }
     }
@@ -205,6 +212,16 @@ impl<W: Work> Run<W> {
         }
     }
 
+    /// Stands still where the fault says so, with the work done and no answer begun; true when an
+    /// abort ended it.
+    async fn stall_after_work(&mut self) -> bool {
+        let Some(FaultKind::StallBeforeHeaders { ms, .. }) = self.delivery.fault else {
+            return false;
+        };
+        self.delivery.fault = None;
+        !self.unless_aborted(stall(ms)).await
+    }
+
     fn identity(&self, ready: &Ready) -> String {
         let identity = Identity {
             request: self.id.clone(),
@@ -241,12 +258,8 @@ impl<W: Work> Run<W> {
                 text.push_str(&word(at));
             }
         }
-        // A stall after the work ends with an abort, too.
-        if let Some(FaultKind::StallBeforeHeaders { ms, .. }) = self.delivery.fault {
-            self.delivery.fault = None;
-            if !self.unless_aborted(stall(ms)).await {
-                done.finish = Finish::Abort;
-            }
+        if self.stall_after_work().await {
+            done.finish = Finish::Abort;
         }
         let (choice, end) = self
             .work
@@ -260,7 +273,7 @@ impl<W: Work> Run<W> {
     async fn stream(mut self, sink: &mut Sink, ready: Ready) {
         let identity = self.identity(&ready);
         let mut done = self.goal();
-        let mut sent = 0u32;
+        let (mut sent, mut opened) = (0u32, false);
         'tokens: for at in 0..done.tokens {
             if !self.token(at).await {
                 done = Progress::aborted(at);
@@ -271,6 +284,10 @@ impl<W: Work> Run<W> {
             let finish = (at.saturating_add(1) == done.tokens).then_some(done.finish);
             for choice in 0..self.ask.sequences() {
                 if self.delivery.breaks_after(sent) {
+                    if sent == 0 {
+                        opened = true;
+                        sink.send(self.parts().opening()).await;
+                    }
                     if self.delivery.errs() {
                         let failure = Failure {
                             status: StatusCode::INTERNAL_SERVER_ERROR,
@@ -285,8 +302,10 @@ impl<W: Work> Run<W> {
                 }
                 let mut event = self.parts().content(&text, choice, finish);
                 if sent == 0 {
-                    let opening = self.parts().opening();
-                    event = opening + &self.delivery.first_chunk(event);
+                    event = self.delivery.first_chunk(event);
+                    if !opened {
+                        event = self.parts().opening() + &event;
+                    }
                 }
                 sink.send(event).await;
                 sent = sent.saturating_add(1);

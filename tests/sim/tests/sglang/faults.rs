@@ -185,3 +185,41 @@ async fn scrapes_have_faults_of_their_own() {
     assert_eq!(get(pair.p.address(), "/health").await.status, 500);
     assert_eq!(get(pair.p.address(), "/metrics").await.status, 200);
 }
+
+#[tokio::test]
+async fn a_prefill_may_fail_late_while_its_decode_has_the_kv() {
+    let (pair, port) = Pair::start(|_| {}).await;
+    for (room, after_work, taken) in [(1, true, 1), (2, false, 1)] {
+        let kind = FaultKind::LateStatus {
+            code: 500,
+            body: "late".to_owned(),
+            after_ms: 100,
+            after_work,
+        };
+        assert!(pair.p.inject(Fault::next(1, On::Prefill, kind)));
+        let decode = send(&pair.d, &leg(port, room, json!({})));
+        let prefill = answer(send(&pair.p, &leg(port, room, json!({})))).await;
+        assert_eq!((prefill.status, prefill.body.as_str()), (500, "late"));
+        assert_eq!(pair.d.state().kv.pulled, taken);
+        if after_work {
+            assert_eq!(answer(decode).await.status, 200);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_stalls_before_its_headers_after_work_has_taken_the_kv() {
+    let (pair, port) = Pair::start(|_| {}).await;
+    let kind = FaultKind::StallBeforeHeaders {
+        ms: Some(300),
+        after_work: true,
+    };
+    assert!(pair.d.inject(Fault::next(1, On::Decode, kind)));
+    let start = std::time::Instant::now();
+    let decode = send(&pair.d, &leg(port, 1, json!({ "stream": true })));
+    let prefill = answer(send(&pair.p, &leg(port, 1, json!({})))).await;
+    assert_eq!((prefill.status, pair.d.state().kv.pulled), (200, 1));
+    assert!(start.elapsed().as_millis() < 300);
+    let answered = answer(decode).await;
+    assert!(answered.status == 200 && start.elapsed().as_millis() >= 300);
+}
