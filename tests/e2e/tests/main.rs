@@ -16,6 +16,7 @@ mod ejection;
 mod errors;
 mod faults;
 mod idle;
+mod matrix;
 mod observe;
 mod oldest;
 mod orphan;

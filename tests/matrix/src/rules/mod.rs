@@ -46,7 +46,7 @@ impl At {
             reach: Reach::First,
             layout: Layout::OnePair,
             fallback: Fallback::Strict,
-            runs_on: runs_on(self.engine, leg, moment, fault),
+            runs_on: runs_on(self, leg, moment, fault),
             expect,
         }
     }
@@ -73,11 +73,16 @@ fn healthy(at: At, cells: &mut Vec<Cell>) {
 }
 
 /// A real Envoy with simulated engines runs all of vLLM's and SGLang's; of the second connector
-/// and of TensorRT-LLM what another protocol can change. A simulated engine cannot fail a prefill
-/// leg with a status after its decode leg has begun.
-fn runs_on(engine: Engine, leg: Leg, moment: Moment, fault: Fault) -> RunsOn {
-    let begun = matches!(moment, Moment::Headers | Moment::Role | Moment::Body);
-    if leg == Leg::Prefill && begun && !(moment == Moment::Body && fault == Fault::Reset) {
+/// and of TensorRT-LLM what another protocol can change. A simulated engine sends the headers of
+/// an answer that is not streamed with its body, and a pod that refuses connections refuses to be
+/// asked, too.
+fn runs_on(at: At, leg: Leg, moment: Moment, fault: Fault) -> RunsOn {
+    let At { engine, stream } = at;
+    if moment == Moment::Headers && !stream {
+        return RunsOn::Host;
+    }
+    let refused = (leg, moment, fault) == (Leg::Prefill, Moment::Prefilling, Fault::Refused);
+    if refused && engine == Engine::TrtGenerationFirst {
         return RunsOn::Host;
     }
     let on_envoy = match engine {
