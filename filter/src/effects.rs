@@ -124,6 +124,11 @@ impl Vm {
                 }
             }
             Effect::Hold => outcome.hold = true,
+            Effect::Resume => {
+                if self.at_stream(id, place) {
+                    raw::continue_response();
+                }
+            }
             Effect::Orphan(flow) => match self.flows.orphan(id, *flow) {
                 Some((orphan, true)) => self.flows.settle(orphan, clock::now_ms()),
                 Some((orphan, false)) => {

@@ -117,6 +117,12 @@ pub fn continue_request() -> bool {
     unsafe { proxy_continue_stream(0) == OK }
 }
 
+/// Lets the response of the current stream go on; false when it was not held.
+pub fn continue_response() -> bool {
+    // SAFETY: no pointers are passed.
+    unsafe { proxy_continue_stream(1) == OK }
+}
+
 /// Cuts the response of the current stream. False when refused.
 pub fn reset_response() -> bool {
     // SAFETY: no pointers are passed.

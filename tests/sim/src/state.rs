@@ -65,8 +65,10 @@ pub struct KvState {
     pub kv_freed_by_refusal: u64,
     /// Sequences freed because the decode engine's client left before the pull.
     pub kv_freed_by_abort: u64,
-    /// Pulls of ids that hold nothing (any more).
+    /// Claims of ids that hold nothing (any more), for whatever reason.
     pub after_expiry: u64,
+    /// Those of them that generated from whatever the blocks held by then.
+    pub stale_pulls: u64,
     /// Pulls refused at this engine: wrong engine id or blocks out of range.
     pub pulls_refused: u64,
     /// Prompts pulled from another engine.

@@ -166,6 +166,15 @@ impl Script {
         self
     }
 
+    /// Replaces the content type of the response.
+    #[must_use]
+    pub fn typed(mut self, content_type: &str) -> Self {
+        if let Some(headers) = &mut self.headers {
+            headers.set("content-type", content_type.as_bytes());
+        }
+        self
+    }
+
     /// Adds a response trailer; only calls deliver it.
     #[must_use]
     pub fn trailer(mut self, name: &str, value: &str) -> Self {

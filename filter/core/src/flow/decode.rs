@@ -2,6 +2,7 @@
 
 use super::abort::Reason;
 use super::affinity;
+use super::doubt::Failed;
 use super::plan;
 use super::sse::{Opening, Verdict};
 use super::state::{Choice, Decoding, PrefillCall, State};
@@ -78,6 +79,7 @@ impl Flow {
             status: None,
             opening: None,
             held: false,
+            doubt: None,
         })
     }
 
@@ -89,6 +91,11 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
+        if !matches!(event, Event::Gone { .. })
+            && let Some(doubt) = leg.doubt
+        {
+            return self.in_doubt(leg, doubt, event, scene, effects);
+        }
         match event {
             Event::CallReply { .. } | Event::CallFailed | Event::CallLost(_) => {
                 self.prefill_verdict(leg, event, scene, effects)
@@ -104,13 +111,15 @@ impl Flow {
                 ..
             } => {
                 leg.status = Some(status);
-                leg.kv = None;
                 leg.watch.headers(scene.now_ms);
                 effects.push(Effect::Dress(self.response_headers(&leg.choice)));
-                self.judge_status(&leg, status, scene, effects);
                 if !(200..300).contains(&status) {
                     leg.chain = None;
                 }
+                if status >= 400 && leg.prefill.is_some() {
+                    return Self::doubt(leg, Failed::Answer { whole: end }, scene, effects);
+                }
+                self.judge_status(&leg, status, scene, effects);
                 if status == 200 && event_stream && leg.took_kv && !end {
                     leg.opening = Some(Opening::default());
                     effects.push(Effect::Hold);
@@ -122,6 +131,7 @@ impl Flow {
                     effects.push(Effect::Hold);
                 }
                 if status < 400 && leg.took_kv {
+                    leg.kv = None;
                     self.judge(&leg.choice, Part::Pair, Outcome::Works, scene, effects);
                 }
                 leg.learn(scene);
@@ -141,10 +151,14 @@ impl Flow {
                         verdict => verdict,
                     });
                 match verdict {
+                    Some(Verdict::Error) if leg.prefill.is_some() => {
+                        return Self::doubt(leg, Failed::HandOver, scene, effects);
+                    }
                     Some(Verdict::Error) => return self.not_taken_over(leg, scene, effects),
                     Some(Verdict::Preamble) if !end => effects.push(Effect::Hold),
                     Some(_) => {
                         leg.opening = None;
+                        leg.kv = None;
                         leg.learn(scene);
                         self.judge(&leg.choice, Part::Pair, Outcome::Works, scene, effects);
                     }
@@ -170,7 +184,7 @@ impl Flow {
                 }
                 // The charged pod may be slow to connect to.
                 let pod = leg.choice.other_decode_pod().or(leg.choice.decode_pod());
-                self.free_unsent(&leg, pod, scene, effects)
+                self.free(&leg, pod, scene, effects)
             }
             Event::Gone {
                 engine_cut: true, ..
@@ -178,7 +192,7 @@ impl Flow {
                 let cut = Outcome::Fails(Cause::Transport);
                 self.judge(&leg.choice, Part::Decode, cut, scene, effects);
                 self.ended("engine_cut", 502, scene, effects);
-                self.part(leg, Work::Prefill(Reason::Decode), scene, effects)
+                self.decode_failed(leg, scene, effects)
             }
             Event::Gone { .. } => {
                 self.client_gone(scene, effects);
@@ -189,16 +203,35 @@ impl Flow {
     }
 
     /// The engine's answer is complete.
-    fn answered(&self, leg: Decoding, scene: &mut Scene<'_>, effects: &mut Vec<Effect>) -> State {
+    pub(super) fn answered(
+        &self,
+        leg: Decoding,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
         let status = leg.status.unwrap_or(200);
-        let (label, left) = if status < 400 {
+        if status < 400 {
             self.judge(&leg.choice, Part::Decode, Outcome::Works, scene, effects);
-            ("gateway_request_success", Work::Reply)
+            self.ended("gateway_request_success", status, scene, effects);
+            self.part(leg, Work::Reply, scene, effects)
         } else {
-            ("engine_error", Work::Prefill(Reason::Decode))
-        };
-        self.ended(label, status, scene, effects);
-        self.part(leg, left, scene, effects)
+            self.ended("engine_error", status, scene, effects);
+            self.decode_failed(leg, scene, effects)
+        }
+    }
+
+    /// The decode engine has given the request up, and the client's part is over.
+    fn decode_failed(
+        &self,
+        leg: Decoding,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        if leg.prefill.is_some() {
+            return self.part(leg, Work::Prefill(Reason::Decode), scene, effects);
+        }
+        let pod = leg.choice.other_decode_pod().or(leg.choice.decode_pod());
+        self.free(&leg, pod, scene, effects)
     }
 
     /// The proxy answered in the engine's place.
@@ -228,17 +261,15 @@ impl Flow {
         let status = reply.status;
         effects.push(Effect::Rewrite(reply));
         self.ended("pd_decode_failure", status, scene, effects);
-        if leg.prefill.is_some() {
-            return self.part(leg, Work::Prefill(Reason::Decode), scene, effects);
-        }
-        // Only a pod of the same roleset is known to reach the prefill pod.
         let never = NEVER_CONNECTED.iter().any(|words| details.contains(words));
-        let other = leg.choice.other_decode_pod().filter(|_| never);
-        self.free_unsent(&leg, other, scene, effects)
+        if never && leg.prefill.is_none() {
+            return self.free(&leg, leg.choice.other_decode_pod(), scene, effects);
+        }
+        self.decode_failed(leg, scene, effects)
     }
 
     /// The decode engine could not take the KV, and said so after its headers.
-    fn not_taken_over(
+    pub(super) fn not_taken_over(
         &self,
         leg: Decoding,
         scene: &mut Scene<'_>,
@@ -251,7 +282,7 @@ impl Flow {
         let failed = Outcome::Fails(Cause::HandOver);
         self.judge(&leg.choice, Part::Pair, failed, scene, effects);
         self.fail(&Fault::DecodeHandOver, scene, effects);
-        self.part(leg, Work::Prefill(Reason::Decode), scene, effects)
+        self.decode_failed(leg, scene, effects)
     }
 
     /// The engine fell silent: a real answer while nothing reached the client, else a cut.

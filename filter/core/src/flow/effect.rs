@@ -26,6 +26,8 @@ pub enum Effect {
     Dress(Vec<(&'static str, String)>),
     /// Keep this part of the response back for now.
     Hold,
+    /// Let the response go on that was kept back.
+    Resume,
     /// This flow takes over the call that is out.
     Orphan(Box<Flow>),
     /// Count something.

@@ -23,6 +23,7 @@ mod abort;
 mod affinity;
 mod arrive;
 mod decode;
+mod doubt;
 mod effect;
 mod ending;
 mod event;

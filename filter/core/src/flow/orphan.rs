@@ -109,10 +109,10 @@ impl Flow {
         })
     }
 
-    /// The decode leg never reached an engine, and its request is over: has the KV freed through
-    /// `pod`, as an orphan. Nothing is freed twice or while it is read, since no engine was told of
-    /// it.
-    pub(super) fn free_unsent(
+    /// No decode engine reads the KV that was to be handed over, and the client's part is over: has
+    /// it freed through `pod`, as an orphan. Only a pod of the same roleset is known to reach the
+    /// prefill pod.
+    pub(super) fn free(
         &self,
         leg: &Decoding,
         pod: Option<&FleetPod>,

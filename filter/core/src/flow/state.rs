@@ -1,6 +1,7 @@
 //! The states of a request; each holds only what it needs.
 
 use super::abort::Aborting;
+use super::doubt::Doubt;
 use super::sse::Opening;
 use super::timers::Watch;
 use super::{Attempt, Call};
@@ -136,7 +137,7 @@ pub(super) struct Decoding {
     pub(super) choice: Choice,
     /// The protocol of its pair; `None` for one leg.
     pub(super) legs: Option<Legs>,
-    /// The KV reference given to the decode pod, until it answers.
+    /// The KV reference given to the decode pod, until it has taken the KV over.
     pub(super) kv: Option<KvReference>,
     /// Prompt blocks, learnt when the pod answers well.
     pub(super) chain: Option<Chain>,
@@ -152,6 +153,8 @@ pub(super) struct Decoding {
     pub(super) opening: Option<Opening>,
     /// Response headers are held until a body chunk comes.
     pub(super) held: bool,
+    /// The leg has failed, and the client is not told yet.
+    pub(super) doubt: Option<Doubt>,
 }
 
 /// A call that frees an orphan's KV.
@@ -190,7 +193,9 @@ impl Decoding {
     fn deadline(&self) -> u64 {
         let decode = self.watch.deadline();
         let prefill = self.prefill.as_ref().map(|call| call.deadline);
-        prefill.map_or(decode, |prefill| prefill.min(decode))
+        let doubt = self.doubt.map(|doubt| doubt.until);
+        let others = [prefill, doubt].into_iter().flatten();
+        others.fold(decode, u64::min)
     }
 }
 

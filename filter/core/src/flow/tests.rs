@@ -19,6 +19,7 @@ const HANDED_OVER: &[u8] = br#"{"id":"x","kv_transfer_params":{"do_remote_prefil
 
 mod explain;
 mod filter;
+mod freeing;
 mod generation_first;
 mod mistakes;
 mod rate;
@@ -32,6 +33,19 @@ const GONE: Event<'static> = Event::Gone {
 };
 
 mod sessions;
+
+const REFUSED: Event<'static> = Event::CallReply {
+    status: 400,
+    body: b"{}",
+};
+const END: Event<'static> = Event::ResponseChunk {
+    bytes: b"",
+    end: true,
+};
+const ROLE: &[u8] =
+    b"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+const TOKEN: &[u8] = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+const ERROR: &[u8] = b"data: {\"error\":{\"message\":\"Internal server error\"}}\n\n";
 
 /// A VM with a store, a clock and a snapshot.
 struct Stage {
@@ -239,10 +253,7 @@ fn a_pair_is_charged_prefilled_handed_over_and_given_back() {
 
 #[test]
 fn a_stream_is_held_up_to_its_first_content_and_an_error_there_is_a_502() {
-    let role = b"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
-    let error = b"data: {\"error\":{\"message\":\"Internal server error\"}}\n\n";
-    let token = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
-    for (second, is_error) in [(token.as_slice(), false), (error.as_slice(), true)] {
+    for (second, is_error) in [(TOKEN, false), (ERROR, true)] {
         let mut stage = Stage::new(1, "");
         let mut flow = stage.flow();
         stage.on(&mut flow, Event::Body(STREAM));
@@ -258,7 +269,7 @@ fn a_stream_is_held_up_to_its_first_content_and_an_error_there_is_a_502() {
         let effects = stage.on(
             &mut flow,
             Event::ResponseChunk {
-                bytes: role,
+                bytes: ROLE,
                 end: false,
             },
         );
@@ -271,18 +282,13 @@ fn a_stream_is_held_up_to_its_first_content_and_an_error_there_is_a_502() {
             },
         );
         assert!(!has(&effects, |effect| matches!(effect, Effect::Hold)));
-        assert_eq!(flow.is_ended(), is_error);
+        assert_eq!(flow.is_orphaned(), is_error);
         if is_error {
             assert_eq!(reply(&effects).status, 502);
+            stage.on(&mut flow, REFUSED);
         } else {
             assert!(!flow.reads_response());
-            stage.on(
-                &mut flow,
-                Event::ResponseChunk {
-                    bytes: b"",
-                    end: true,
-                },
-            );
+            stage.on(&mut flow, END);
         }
         stage.assert_at_rest();
     }
@@ -575,86 +581,4 @@ fn what_cannot_hand_kv_over_goes_in_one_leg() {
     );
     stage.on(&mut flow, GONE);
     stage.assert_at_rest();
-}
-
-#[test]
-fn kv_is_freed_when_the_decode_leg_never_reached_its_pod() {
-    let refused = Event::ResponseHeaders {
-        status: 503,
-        proxy_details: Some("upstream_reset_before_response_started{remote_connection_failure}"),
-        event_stream: false,
-        end: false,
-    };
-    let timed_out = Event::ResponseHeaders {
-        status: 503,
-        proxy_details: Some("upstream_reset_before_response_started{connection_timeout}"),
-        event_stream: false,
-        end: false,
-    };
-    let cut = Event::ResponseHeaders {
-        status: 503,
-        proxy_details: Some("upstream_reset_before_response_started{connection_termination}"),
-        event_stream: false,
-        end: false,
-    };
-    let left = |unsent| Event::Gone {
-        engine_cut: false,
-        unsent,
-    };
-    // The client left: any pod of the roleset frees. It refused: another one, if any.
-    for (decode_pods, event, freed_by) in [
-        (1, left(true), Some("10.0.0.2:8000")),
-        (1, left(false), None),
-        (1, refused, None),
-        (2, left(true), Some("10.0.0.2:")),
-        (2, refused, Some("10.0.0.2:")),
-        (2, timed_out, Some("10.0.0.2:")),
-        (2, cut, None),
-    ] {
-        let mut served =
-            model("m").pod(pod("ns/p0").prefill().roleset("r").address("10.0.0.1:8000"));
-        for n in 0..decode_pods {
-            let decode = pod(&format!("ns/d{n}")).decode().roleset("r");
-            served = served.pod(decode.address(&format!("10.0.0.2:{}", 8000 + n)));
-        }
-        let mut stage = Stage::empty("");
-        let bytes = topology(1, 1).model(served).json();
-        accept_topology(&stage.store, &bytes, 0).unwrap();
-        let mut flow = stage.flow();
-        stage.on(&mut flow, Event::Body(CHAT));
-        let sent = stage.on(
-            &mut flow,
-            Event::CallReply {
-                status: 200,
-                body: HANDED_OVER,
-            },
-        );
-        let effects = stage.on(&mut flow, event);
-        assert_eq!(endings(&effects), 1);
-        assert_eq!(
-            has(&effects, |effect| matches!(effect, Effect::Call(_))),
-            freed_by.is_some()
-        );
-        if let Some(address) = freed_by {
-            let freeing = call(&effects);
-            assert!(freeing.address.starts_with(address));
-            let refused = freeing.address != leg(&sent).address;
-            assert_eq!(refused, decode_pods == 2);
-            assert!(String::from_utf8_lossy(&freeing.body).contains("\"temperature\":-1"));
-            assert!(stage.charged().kv_tokens > 0);
-            // The stream's own end does not disturb it.
-            stage.on(&mut flow, left(true));
-            assert!(flow.is_orphaned());
-            let effects = stage.on(
-                &mut flow,
-                Event::CallReply {
-                    status: 400,
-                    body: b"{}",
-                },
-            );
-            assert_eq!(endings(&effects), 0);
-        }
-        assert!(flow.is_ended());
-        stage.assert_at_rest();
-    }
 }

@@ -9,9 +9,7 @@ use super::abort::{Order, Reason};
 use super::decode::DecodeLeg;
 use super::prefill::BEFORE_RESPONSE;
 use super::state::{Decoding, Orphan, Prepared, State};
-use super::verdict::Part;
 use super::{Effect, Event, Flow};
-use crate::eject::{Cause, Outcome};
 use crate::engine::HandOver;
 use crate::engine::trtllm::ContextWorker;
 use crate::fleet::FleetPod;
@@ -85,7 +83,7 @@ impl Flow {
             Event::CallFailed | Event::CallLost(_) => (PrefillFailure::Transport, &[][..]),
             _ => (PrefillFailure::Timeout, &[][..]),
         };
-        self.judge_together(&leg, call.deadline, &event, scene, effects);
+        self.judge_together(&leg.choice, &event, scene, effects);
         self.count_failure(failure, leg.stage(), effects);
         if !matches!(failure, PrefillFailure::Status(400..=499)) {
             effects.push(Effect::Count(Count::new(
@@ -103,26 +101,6 @@ impl Flow {
             leg.prefill = Some(call);
         }
         self.part(leg, Work::Both(Reason::Prefill(failure)), scene, effects)
-    }
-
-    /// Each leg waits for the other: only a broken connection speaks of the prefill pod alone.
-    fn judge_together(
-        &self,
-        leg: &Decoding,
-        deadline: u64,
-        event: &Event<'_>,
-        scene: &mut Scene<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let cause = match *event {
-            Event::CallReply { status, .. } => Cause::of_status(status),
-            Event::Due => Some(Cause::Timeout),
-            _ => return self.judge_prefill(&leg.choice, deadline, event, scene, effects),
-        };
-        if let Some(cause) = cause {
-            let fails = Outcome::Fails(cause);
-            self.judge(&leg.choice, Part::Pair, fails, scene, effects);
-        }
     }
 
     /// The client's request is over: has what is left of the work ended, and the charges given
@@ -154,8 +132,9 @@ impl Flow {
                 rid: choice.rid.clone(),
                 pods,
                 reason,
-                // An engine may not know the request yet that it was sent a moment ago.
-                twice: leg.prefill.is_some() || matches!(reason, Reason::Prefill(_)),
+                // An engine that has not answered may not know yet what it was sent a moment ago.
+                twice: leg.prefill.is_some()
+                    || (leg.status.is_none() && matches!(reason, Reason::Prefill(_))),
                 charge: Some(choice.charge),
             };
             return self.abort(choice, order, scene, effects);

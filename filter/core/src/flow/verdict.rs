@@ -96,16 +96,28 @@ impl Flow {
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) {
-        let cause = match *event {
-            Event::CallReply { status, .. } => Cause::of_status(status),
-            Event::CallFailed => Some(Cause::Transport),
-            Event::CallLost(Lost::Cut) => Some(Cause::Cut),
-            Event::Due if scene.now_ms >= deadline => Some(Cause::Timeout),
-            _ => None,
-        };
-        if let Some(cause) = cause {
+        if let Some(cause) = cause_of_call(event, scene.now_ms >= deadline) {
             self.judge(choice, Part::Prefill, Outcome::Fails(cause), scene, effects);
         }
+    }
+
+    /// The same for legs that go together. Each waits for the other, so only a broken connection
+    /// speaks of the prefill pod alone.
+    pub(super) fn judge_together(
+        &self,
+        choice: &Choice,
+        event: &Event<'_>,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(cause) = cause_of_call(event, true) else {
+            return;
+        };
+        let part = match cause {
+            Cause::Transport | Cause::Cut => Part::Prefill,
+            _ => Part::Pair,
+        };
+        self.judge(choice, part, Outcome::Fails(cause), scene, effects);
     }
 
     /// What a prefill engine's 200 says.
@@ -153,6 +165,17 @@ impl Decoding {
         } else {
             Part::Decode
         }
+    }
+}
+
+/// What the end of a prefill call says about its pod, `is_late` or not.
+fn cause_of_call(event: &Event<'_>, is_late: bool) -> Option<Cause> {
+    match *event {
+        Event::CallReply { status, .. } => Cause::of_status(status),
+        Event::CallFailed => Some(Cause::Transport),
+        Event::CallLost(Lost::Cut) => Some(Cause::Cut),
+        Event::Due if is_late => Some(Cause::Timeout),
+        _ => None,
     }
 }
 

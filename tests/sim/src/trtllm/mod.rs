@@ -196,6 +196,7 @@ impl Trtllm {
             kv_taken: t.taken.get(),
             kv_expired: t.expired.get(),
             after_expiry: t.missing.get(),
+            stale_pulls: t.missing.get(),
             pulled: t.pulled.get(),
             pulls_failed: t.pulls_failed.get(),
             computed_locally: t.computed_locally.get(),

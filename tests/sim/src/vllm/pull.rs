@@ -134,6 +134,9 @@ impl Vllm {
             Claim::Unknown(content) => {
                 self.tallies.after_expiry.up();
                 self.meters.after_expiry.up();
+                if take.reason == Reason::Pull {
+                    self.tallies.stale_pulls.up();
+                }
                 content
             }
         };

@@ -219,7 +219,7 @@ async fn stale_parameters_read_what_the_blocks_hold_by_then() {
     let wrong = decode(&d, &stale).await.unwrap();
     assert_eq!(wrong.status, 200);
     assert_eq!(wrong.identity().kv, Some(other.identity().prompt));
-    assert_eq!(p.state().kv.after_expiry, 2);
+    assert_eq!(p.state().kv.stale_pulls, 2);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pd_engine_sim::PaceChange;
+use pd_engine_sim::{PaceChange, State};
 use serde_json::{Value, json};
 
 use crate::client::{
@@ -109,6 +109,18 @@ async fn a_decode_refused_by_the_serving_layer_frees_the_kv_it_names() {
         let state = until(&p, |s| s.kv.kv_freed_by_refusal == freed).await;
         assert_eq!((state.kv.kv_held, state.kv.kv_taken), (0, 0));
     }
+}
+
+#[tokio::test]
+async fn freeing_kv_twice_counts_and_reads_nothing() {
+    let (p, d) = pair().await;
+    let body = chat(json!({"temperature": -1, "kv_transfer_params": prefill(&p).await}));
+    for claims in [(1, 0), (1, 1)] {
+        assert_eq!(post(d.address(), CHAT, &body).await.status, 400);
+        let of = |state: &State| (state.kv.kv_freed_by_refusal, state.kv.after_expiry);
+        until(&p, |state| of(state) == claims).await;
+    }
+    assert_eq!(p.state().kv.stale_pulls, 0);
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use crate::stand::{
     ERROR, ROLE, TOKEN, assert_quiet, bare, chat, counter, decoding, endings, engine_error, finish,
-    healthy, last_pending, one_pair, prefilled, stream_headers,
+    freed, healthy, last_pending, one_pair, prefilled, stream_headers,
 };
 use pd_wasm_tests::{Ending, Exchange, Gateway, Script};
 
@@ -32,6 +32,7 @@ const WAYS: &[(&str, Way, &str)] = &[
             let flight = decoding(gateway, chat(false));
             gateway.respond_headers(flight, &[(":status", "500")], false);
             gateway.respond_data(flight, b"{}", true);
+            freed(gateway);
         },
         "fail_total{model=m,status=engine_error,status_code=500}",
     ),
@@ -72,6 +73,7 @@ const WAYS: &[(&str, Way, &str)] = &[
         |gateway| {
             let flight = decoding(gateway, chat(true));
             gateway.respond_reset(flight);
+            freed(gateway);
         },
         "fail_total{model=m,status=pd_decode_failure,status_code=503}",
     ),
@@ -81,6 +83,7 @@ const WAYS: &[(&str, Way, &str)] = &[
             let flight = decoding(gateway, chat(true));
             stream_headers(gateway, flight);
             gateway.respond_data(flight, ERROR.as_bytes(), false);
+            freed(gateway);
         },
         "fail_total{model=m,status=pd_decode_failure,status_code=502}",
     ),

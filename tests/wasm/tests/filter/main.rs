@@ -9,6 +9,7 @@ mod ejection;
 mod endings;
 mod faults;
 mod ledger_vms;
+mod matrix;
 mod metrics;
 mod orders;
 mod orphan;

@@ -26,6 +26,8 @@ enum Event {
     Time,
     /// Response headers of the decode leg.
     Headers,
+    /// Those of an error answer.
+    Fails,
     /// The first event, without content.
     Role,
     /// An event with content.
@@ -38,7 +40,7 @@ enum Event {
     Break,
 }
 
-const EVENTS: [Event; 13] = [
+const EVENTS: [Event; 14] = [
     Event::Good,
     Event::Busy,
     Event::Refused,
@@ -47,6 +49,7 @@ const EVENTS: [Event; 13] = [
     Event::Gone,
     Event::Time,
     Event::Headers,
+    Event::Fails,
     Event::Role,
     Event::Token,
     Event::Error,
@@ -84,7 +87,7 @@ impl Run {
             Event::Time => pending > 0 || leg,
             Event::Late => pending > 1,
             Event::Gone => open,
-            Event::Headers => leg && !self.responding,
+            Event::Headers | Event::Fails => leg && !self.responding,
             Event::Role | Event::Token | Event::Error | Event::End => leg && self.responding,
             Event::Break => leg,
         }
@@ -110,6 +113,10 @@ impl Run {
             Event::Headers => {
                 self.responding = true;
                 stream_headers(gateway, self.flight);
+            }
+            Event::Fails => {
+                self.responding = true;
+                gateway.respond_headers(self.flight, &[(":status", "500")], false);
             }
             Event::Role => gateway.respond_data(self.flight, ROLE.as_bytes(), false),
             Event::Token => gateway.respond_data(self.flight, TOKEN.as_bytes(), false),

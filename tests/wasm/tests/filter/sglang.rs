@@ -82,6 +82,65 @@ fn headers_wait_for_the_first_chunk_so_that_a_failed_prefill_has_a_status() {
     }
 }
 
+/// How the error answer of a decode engine comes: its headers at the end of it, its body with
+/// its end, or its body without.
+const FAILS: [fn(&mut Gateway, Flight); 3] = [
+    |gateway, flight| gateway.respond_headers(flight, &[(":status", "500")], true),
+    |gateway, flight| {
+        gateway.respond_headers(flight, &[(":status", "500")], false);
+        gateway.respond_data(flight, b"{}", true);
+    },
+    |gateway, flight| {
+        gateway.respond_headers(flight, &[(":status", "500")], false);
+        gateway.respond_data(flight, b"{}", false);
+    },
+];
+
+#[test]
+fn of_two_failed_legs_the_client_hears_of_the_prefill() {
+    for fail in FAILS {
+        let mut gateway = pairs_of(1, "sglang", "");
+        let flight = both_out(&mut gateway, false);
+        fail(&mut gateway, flight);
+        assert_eq!(gateway.outcome(flight).status, None);
+        let call = gateway.pending_calls().pop().unwrap();
+        gateway.answer(call.id, engine_error(429));
+        let outcome = gateway.outcome(flight);
+        outcome.expect(429);
+        assert_eq!(outcome.header("x-error-pd-prefill"), Some("true"));
+        settle(&mut gateway);
+        assert_eq!(endings(&mut gateway), 1);
+    }
+}
+
+#[test]
+fn an_error_of_the_decode_engine_alone_passes_after_a_moment() {
+    for (way, fail) in FAILS.into_iter().enumerate() {
+        for prefill_answers in [false, true] {
+            let mut gateway = pairs_of(1, "sglang", "");
+            let flight = both_out(&mut gateway, false);
+            fail(&mut gateway, flight);
+            assert_eq!(gateway.outcome(flight).status, None);
+            if prefill_answers {
+                let call = gateway.pending_calls().pop().unwrap();
+                gateway.answer(call.id, prefilled());
+            } else {
+                gateway.advance(350);
+            }
+            assert_eq!(gateway.outcome(flight).status, Some(500));
+            if way == 2 {
+                gateway.respond_data(flight, b"!", true);
+            }
+            let outcome = gateway.outcome(flight);
+            assert_eq!(outcome.ending, Ending::Complete);
+            assert_eq!(outcome.text(), ["", "{}", "{}!"][way]);
+            assert_eq!(outcome.header("x-error-pd-prefill"), None);
+            settle(&mut gateway);
+            assert_eq!(endings(&mut gateway), 1);
+        }
+    }
+}
+
 #[test]
 fn a_stream_that_has_begun_is_cut() {
     let mut gateway = pairs_of(1, "sglang", "");

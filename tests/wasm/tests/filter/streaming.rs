@@ -1,7 +1,7 @@
 //! Streams: what precedes the first content is held, nothing else is.
 
 use crate::stand::{
-    DONE, ERROR, ROLE, TOKEN, assert_quiet, chat, decoding, endings, one_pair, prefilled,
+    DONE, ERROR, ROLE, TOKEN, assert_quiet, chat, decoding, endings, freed, one_pair, prefilled,
     stream_headers,
 };
 use pd_wasm_tests::{Ending, Gateway, Outcome, Script};
@@ -67,6 +67,7 @@ fn an_error_before_the_first_content_is_a_502_however_it_is_cut() {
             crate::stand::total(&mut gateway, "gateway_pd_pair_failure_total"),
             1
         );
+        freed(&mut gateway);
         assert_quiet(&mut gateway, 1);
     }
 }
@@ -78,6 +79,7 @@ fn an_error_alone_is_a_502_and_one_after_content_passes() {
     stream_headers(&mut gateway, flight);
     gateway.respond_data(flight, ERROR.as_bytes(), true);
     gateway.outcome(flight).expect(502);
+    freed(&mut gateway);
 
     let flight = decoding(&mut gateway, chat(true));
     stream_headers(&mut gateway, flight);
@@ -137,6 +139,7 @@ fn a_break_while_held_is_a_503_and_later_a_cut() {
         Some("true")
     );
     assert!(outcome.json()["error"]["message"].is_string());
+    freed(&mut gateway);
 
     let flight = decoding(&mut gateway, chat(true));
     stream_headers(&mut gateway, flight);

@@ -8,14 +8,6 @@ const OK: Event<'static> = Event::ResponseHeaders {
     event_stream: false,
     end: false,
 };
-const END: Event<'static> = Event::ResponseChunk {
-    bytes: b"",
-    end: true,
-};
-const ROLE: &[u8] =
-    b"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
-const TOKEN: &[u8] = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
-const ERROR: &[u8] = b"data: {\"error\":{\"message\":\"Internal server error\"}}\n\n";
 
 /// A VM that knows `pods` equal standard pods.
 fn standard(pods: usize, config: &str) -> Stage {
@@ -223,6 +215,9 @@ fn pair(stage: &mut Stage, body: &[u8], second: &[u8]) {
         stage.on(&mut flow, Event::ResponseChunk { bytes, end: false });
     }
     stage.on(&mut flow, END);
+    if flow.is_orphaned() {
+        stage.on(&mut flow, REFUSED);
+    }
     stage.assert_at_rest();
 }
 
