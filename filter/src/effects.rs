@@ -58,11 +58,11 @@ impl Vm {
         };
         let settings = Rc::clone(&entry.settings);
         let now_ms = match event {
-            // Every token of every stream: what the tick knew is exact enough for a deadline that
-            // only has to lie behind the real one.
-            Event::ResponseHeaders { .. } | Event::ResponseChunk { .. } => {
-                self.ticked_at.saturating_add(TICK_MS)
-            }
+            // On the way of every request, and every token of every stream: what the tick knew is
+            // exact enough for a deadline that only has to lie behind the real one.
+            Event::CallReply { status: 200, .. }
+            | Event::ResponseHeaders { .. }
+            | Event::ResponseChunk { .. } => self.ticked_at.saturating_add(TICK_MS),
             _ => clock::now_ms(),
         };
         let scene = &mut Self::scene(&mut self.worker, &settings, now_ms);

@@ -188,20 +188,28 @@ impl HttpContext for Route {
     }
 
     fn on_http_response_headers(&mut self, _: usize, end: bool) -> Action {
-        if self.flow.is_none() {
+        let Some(id) = self.flow else {
             return Action::Continue;
-        }
-        let headers = stream::response_headers();
-        let status = headers.text_value(":status");
-        let status: u16 = status.and_then(|text| text.parse().ok()).unwrap_or(502);
+        };
+        let streams = vm::with(|vm| {
+            let entry = vm.flows.get_mut(id);
+            entry.is_some_and(|entry| entry.flow.awaits_events())
+        });
+        let (status, event_stream) = if streams {
+            // All at once costs less than one by one.
+            let headers = stream::response_headers();
+            let status = headers.text_value(":status");
+            let status = status.and_then(|text| text.parse().ok());
+            (status, is_event_stream(&headers))
+        } else {
+            (stream::response_status(), false)
+        };
+        let status = status.unwrap_or(502);
         let details = if status < 400 {
             None
         } else {
             stream::property(&["response", "code_details"]).filter(|text| text != VIA_UPSTREAM)
         };
-        let event_stream = headers.text_value("content-type").is_some_and(is_event_stream)
-            // Its events cannot be told apart, so none would be let go.
-            && headers.value("content-encoding").is_none();
         self.respond(Event::ResponseHeaders {
             status,
             proxy_details: details.as_deref(),
@@ -248,10 +256,13 @@ impl HttpContext for Route {
     }
 }
 
-/// True for the media type of event streams, with or without parameters.
-fn is_event_stream(content_type: &str) -> bool {
+/// True when an answer has the media type of event streams, with or without parameters. Of one that
+/// is encoded the events cannot be told apart, so none would be let go.
+fn is_event_stream(headers: &Headers) -> bool {
+    let content_type = headers.text_value("content-type").unwrap_or_default();
     let kind = content_type.split(';').next().unwrap_or_default();
     kind.trim().eq_ignore_ascii_case("text/event-stream")
+        && headers.value("content-encoding").is_none()
 }
 
 impl Context for Route {}

@@ -33,6 +33,12 @@ unsafe extern "C" {
         value_size: usize,
     ) -> u32;
     fn proxy_get_header_map_pairs(map: u32, data: *mut *mut u8, size: *mut usize) -> u32;
+    fn proxy_set_property(
+        path: *const u8,
+        path_size: usize,
+        value: *const u8,
+        value_size: usize,
+    ) -> u32;
     fn proxy_continue_stream(stream: u32) -> u32;
     fn proxy_close_stream(stream: u32) -> u32;
 }
@@ -74,6 +80,12 @@ pub fn set_header(map: MapType, name: &str, value: &str) -> bool {
             value.len(),
         ) == OK
     }
+}
+
+/// Sets a property of the current stream by a path of one name; false when the host refuses.
+pub fn set_property(name: &str, value: &str) -> bool {
+    // SAFETY: every pointer and length pair describes a slice that outlives the call.
+    unsafe { proxy_set_property(name.as_ptr(), name.len(), value.as_ptr(), value.len()) == OK }
 }
 
 /// Answers the current stream; `details` goes into the access log. False when refused.

@@ -47,9 +47,17 @@ pub fn response_headers() -> Headers {
     super::raw::header_pairs(MapType::HttpResponseHeaders)
 }
 
+/// Status of the response.
+pub fn response_status() -> Option<u16> {
+    status(MapType::HttpResponseHeaders)
+}
+
 /// Status of the answer to a call; `None` when there is none.
 pub fn call_status() -> Option<u16> {
-    let map = MapType::HttpCallResponseHeaders;
+    status(MapType::HttpCallResponseHeaders)
+}
+
+fn status(map: MapType) -> Option<u16> {
     text(hostcalls::get_map_value_bytes(map, ":status").ok()??)?
         .parse()
         .ok()
@@ -86,8 +94,8 @@ pub fn number(path: &[&str]) -> Option<u64> {
 
 /// Puts a text into the stream's filter state, for access logs.
 pub fn note(name: &str, text: &str) {
-    if let Err(status) = hostcalls::set_property(vec![name], Some(text.as_bytes())) {
-        log::warn!("filter state {name} was refused: {status:?}");
+    if !super::raw::set_property(name, text) {
+        log::warn!("filter state {name} was refused by the host");
     }
 }
 

@@ -39,7 +39,8 @@ pub enum Event<'a> {
         status: u16,
         /// What the proxy says about an answer of its own; `None` when the engine answered.
         proxy_details: Option<&'a str>,
-        /// `content-type` is `text/event-stream`.
+        /// `content-type` is `text/event-stream`; told when the flow asked for it
+        /// ([`super::Flow::awaits_events`]).
         event_stream: bool,
         /// No body follows.
         end: bool,

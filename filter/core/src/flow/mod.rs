@@ -117,6 +117,12 @@ impl Flow {
         }
     }
 
+    /// True when the answer may be an event stream, so that its content type matters.
+    #[must_use]
+    pub fn awaits_events(&self) -> bool {
+        matches!(&self.state, State::Decoding(decoding) if decoding.choice.streams)
+    }
+
     /// True when response chunks must be handed in with their bytes.
     #[must_use]
     pub fn reads_response(&self) -> bool {

@@ -21,7 +21,6 @@ use super::marks::blocks_at;
 use super::record::{Age, Node, SET_BYTES, learned};
 use crate::ledger::PodKey;
 use crate::port::{SharedStore, StoreError};
-use std::fmt::Write as _;
 
 /// Bytes of store per block of the configured capacity; prompts of 8 KB take 5, of 1 KB 8.
 const BYTES_PER_BLOCK: u64 = 8;
@@ -230,8 +229,8 @@ struct SetKey(String);
 impl SetKey {
     fn of(&mut self, set: u64) -> &str {
         self.0.clear();
-        // Writing to a string cannot fail.
-        let _ = write!(self.0, "pd.prefix.{set}");
+        self.0.push_str("pd.prefix.");
+        self.0.push_str(&set.to_string());
         &self.0
     }
 }
