@@ -296,6 +296,8 @@ async fn a_decode_engine_that_is_down_or_cuts_is_503_with_its_marker() {
         );
         let answer = chat(&stand, "cut", stream).await.expect(503);
         marked(&answer, "decode");
+        // The call that frees the KV goes to the decode pod, where it must not meet the next fault.
+        stand.settled(Duration::from_secs(5)).await;
     }
     stand.engine("decode-r0").refuse(false);
     marked(&chat(&stand, "down", true).await.expect(503), "decode");
@@ -314,6 +316,8 @@ async fn a_stream_whose_first_event_is_an_error_is_502_not_a_200() {
     );
     let answer = chat(&stand, "x", true).await.expect(502);
     marked(&answer, "decode");
+    // The call that frees the KV goes to the decode pod, where it must not meet the next fault.
+    stand.settled(Duration::from_secs(5)).await;
     // Later errors belong to a stream that has begun: they pass.
     let kind = FaultKind::ErrorMidStream { after_chunks: 2 };
     assert!(
