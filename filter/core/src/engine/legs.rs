@@ -160,6 +160,13 @@ impl Legs {
         lead.edit(&kv.members, member.zip(kv.prompt_ids.as_deref()))
     }
 
+    /// True when the request of [`Legs::release_body`] reads no KV: it may be sent whatever the
+    /// decode leg is doing. vLLM refuses it before that; TensorRT-LLM serves it.
+    #[must_use]
+    pub fn releases_by_refusal(&self) -> bool {
+        matches!(self, Self::Vllm(_))
+    }
+
     /// A request to a decode pod that has the KV freed which the prefill pod handed over; `None`
     /// when there is no such request.
     #[must_use]

@@ -313,6 +313,10 @@ impl Flow {
         } else {
             self.fail(&fault, scene, effects);
         }
+        if leg.kv.is_some() && leg.legs.as_ref().is_some_and(Legs::releases_by_refusal) {
+            // An engine that hears of the cut lets the KV go by itself. A silent one may not.
+            return self.decode_failed(leg, scene, effects);
+        }
         self.part(leg, Work::Both(Reason::Watchdog(awaited)), scene, effects)
     }
 

@@ -55,6 +55,10 @@ pub(super) fn cells(at: At, cells: &mut Vec<Cell>) {
                 "whether a cut generation worker lets the context go is TensorRT-LLM's own affair",
             );
         }
+        if at.engine.is_vllm() && at.stream && moment == Moment::Decoding {
+            // A stream of vLLM begins as soon as its engine has read the request.
+            expect = expect.leased("an engine that never read the request never hears of the KV");
+        }
         let cell = at.cell(Leg::Client, moment, Fault::ClientLeaves, expect);
         cells.push(if moment == Moment::Retrying {
             cell.with_pods(Layout::TwoRolesets, Reach::First)

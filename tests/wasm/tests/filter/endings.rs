@@ -113,6 +113,7 @@ const WAYS: &[(&str, Way, &str)] = &[
             let flight = decoding(gateway, chat(true));
             gateway.advance(901_000);
             assert_eq!(gateway.outcome(flight).ending, Ending::Complete);
+            freed(gateway);
         },
         "fail_total{model=m,status=pd_decode_watchdog,status_code=504}",
     ),

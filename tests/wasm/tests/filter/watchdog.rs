@@ -1,7 +1,7 @@
 //! Timers on a driven clock.
 
 use crate::stand::{
-    ROLE, TOKEN, assert_quiet, charged, chat, counter, decoding, endings, logged, one_pair,
+    ROLE, TOKEN, assert_quiet, charged, chat, counter, decoding, endings, freed, logged, one_pair,
     stream_headers,
 };
 use pd_wasm_tests::{Ending, Flight, Gateway};
@@ -42,6 +42,7 @@ fn a_decode_pod_that_never_answers_is_a_504_after_15_minutes() {
     assert!(outcome.upstream().cut);
     assert!(counted(&mut gateway));
     assert_eq!(endings(&mut gateway), 1);
+    freed(&mut gateway);
     assert_quiet(&mut gateway, 1);
 }
 
@@ -58,6 +59,7 @@ fn a_held_stream_that_falls_silent_is_still_a_504() {
         Some("true")
     );
     assert_eq!(endings(&mut gateway), 1);
+    freed(&mut gateway);
     assert_quiet(&mut gateway, 1);
 }
 
@@ -97,6 +99,7 @@ fn the_backstop_is_a_setting() {
     let flight = decoding(&mut gateway, chat(false));
     gateway.advance(2200);
     gateway.outcome(flight).expect(504);
+    freed(&mut gateway);
     assert_quiet(&mut gateway, 1);
 }
 

@@ -30,6 +30,7 @@ fn abortable(stage: &mut Stage, rid: Option<&str>) -> Flow {
     fleet.pods = pods.into();
     leg.choice.fleet = fleet.into();
     leg.choice.rid = rid.map(Into::into);
+    leg.kv = None;
     flow
 }
 

@@ -127,8 +127,7 @@ fn whatever_fails_at_the_decode_pod_the_kv_is_let_go() {
                 assert!(stage.charged().kv_tokens > 0);
                 // The stream's own end does not disturb it.
                 stage.on(&mut flow, left(true));
-                assert!(flow.is_orphaned());
-                assert_eq!(endings(&stage.on(&mut flow, REFUSED)), 0);
+                stage.freed(&mut flow);
             }
             assert!(flow.is_ended());
             stage.assert_at_rest();
@@ -139,13 +138,19 @@ fn whatever_fails_at_the_decode_pod_the_kv_is_let_go() {
 #[test]
 fn a_context_is_let_go_by_a_leg_of_one_token() {
     const CONTEXT: &[u8] = br#"{"prompt_token_ids":[1,2],"choices":[{"disaggregated_params":{"ctx_request_id":1,"first_gen_tokens":[7]}}]}"#;
-    for events in [
-        &[of_proxy(UNREACHABLE)][..],
-        &[of_proxy(CUT)],
-        &[headers(500, false), END],
+    let gone = Event::Gone {
+        engine_cut: false,
+        unsent: false,
+    };
+    for (events, expected) in [
+        (&[of_proxy(UNREACHABLE)][..], Asked::Another),
+        (&[of_proxy(CUT)], Asked::Another),
+        (&[headers(500, false), END], Asked::Another),
+        // The other one may be taking it.
+        (&[gone], Asked::Nobody),
     ] {
         let mut stage = stage("trtllm", 2);
         let (asked, _) = run(&mut stage, CONTEXT, events);
-        assert_eq!(asked, Asked::Another, "{events:?}");
+        assert_eq!(asked, expected, "{events:?}");
     }
 }

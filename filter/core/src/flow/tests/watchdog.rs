@@ -53,7 +53,10 @@ fn message(effects: &[Effect]) -> String {
 }
 
 /// Asserts the one ending of a request that a timer ended.
-fn assert_ended(stage: &mut Stage, flow: &Flow, effects: &[Effect], phase: &str) {
+fn assert_ended(stage: &mut Stage, flow: &mut Flow, effects: &[Effect], phase: &str) {
+    if has(effects, |effect| matches!(effect, Effect::Call(_))) {
+        stage.freed(flow);
+    }
     assert!(flow.is_ended());
     assert_eq!(endings(effects), 1);
     assert_eq!(
@@ -79,7 +82,7 @@ fn a_streamed_answer_must_begin_in_time() {
         let effects = due(&mut stage, &mut flow);
         let expected = "decode pod d0 did not start responding within 0.25 s";
         assert_eq!(message(&effects), expected);
-        assert_ended(&mut stage, &flow, &effects, "first_response");
+        assert_ended(&mut stage, &mut flow, &effects, "first_response");
     }
 }
 
@@ -92,7 +95,7 @@ fn headers_that_reached_the_client_make_it_a_cut() {
     let effects = due(&mut stage, &mut flow);
     assert!(has(&effects, |effect| matches!(effect, Effect::Cut)));
     assert!(!has(&effects, |effect| matches!(effect, Effect::Reply(_))));
-    assert_ended(&mut stage, &flow, &effects, "first_response");
+    assert_ended(&mut stage, &mut flow, &effects, "first_response");
 }
 
 #[test]
@@ -113,7 +116,7 @@ fn an_answer_that_is_not_streamed_must_end_in_time() {
             let expected = "decode pod d0 did not finish responding within 0.5 s";
             assert_eq!(message(&effects), expected);
         }
-        assert_ended(&mut stage, &flow, &effects, "first_response");
+        assert_ended(&mut stage, &mut flow, &effects, "first_response");
     }
 }
 
@@ -136,7 +139,7 @@ fn a_begun_stream_must_go_on() {
         } else {
             assert!(has(&effects, |effect| matches!(effect, Effect::Cut)));
         }
-        assert_ended(&mut stage, &flow, &effects, "stream_idle");
+        assert_ended(&mut stage, &mut flow, &effects, "stream_idle");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::engines::{Journal, Prefill, Release, Taking, taking};
 use crate::stand::target;
-use pd_failure_matrix::{Cell, Engine, Left, SOON_MS};
+use pd_failure_matrix::{Cell, Engine, Fault, Left, SOON_MS};
 use pd_wasm_tests::{CallRecord, CallState, Outcome};
 
 /// What was left after the end of a request.
@@ -79,8 +79,10 @@ impl Records<'_> {
             .filter(|release| release.body.contains(kv.as_str()))
             .filter_map(|release| self.at(release))
             .collect();
+        // Nobody can tell whether a silent engine has done it.
+        let told_twice = gone.len() == 1 && self.cell.fault == Fault::Stall;
         gone.extend(self.taken(kv));
-        if gone.len() > 1 {
+        if gone.len() > 1 && !told_twice {
             remains
                 .wrong
                 .push(format!("KV is let go {} times", gone.len()));
