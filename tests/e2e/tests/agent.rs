@@ -288,3 +288,44 @@ async fn with_tokens_configured_only_their_bearers_are_served() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_of_drained_and_of_deleted_pods_go_on_to_their_end() {
+    let pods = Pod::pairs(2)
+        .into_iter()
+        .map(|pod| pod.engine(|engine| engine.token_interval_ms = 1000.0));
+    let mut stand = Stand::builder("pods-leave").pods(pods).start().await;
+    let decode = ["decode-r0", "decode-r1"];
+    // One on each pair: the other one is charged.
+    let mut streams = Vec::new();
+    for running in 1..=2 {
+        let call = Call::post(CHAT, chat_body(&format!("stream {running}"), true));
+        streams.push(tokio::spawn(call.send(stand.envoy.data())));
+        eventually("it is at its decode pod", || async {
+            let at = decode.map(|pod| stand.engine(pod).state().running);
+            ensure!(at.iter().sum::<u64>() == running, "{at:?}");
+            Ok(())
+        })
+        .await;
+    }
+    assert_eq!(decode.map(|pod| stand.engine(pod).state().running), [1, 1]);
+    stand
+        .change_pods(|pods| {
+            pods.retain(|pod| pod.roleset.as_deref() != Some("r0"));
+            for pod in pods {
+                pod.annotations
+                    .insert("model.aibrix.ai/drain".to_owned(), "true".to_owned());
+            }
+        })
+        .await
+        .unwrap();
+    let call = Call::post(CHAT, chat_body("too late", false));
+    stand.send(call).await.expect(503);
+    assert_eq!(decode.map(|pod| stand.engine(pod).state().running), [1, 1]);
+    for stream in streams {
+        let answer = stream.await.unwrap().unwrap().expect(200);
+        assert!(answer.complete);
+        prompt_of(&answer);
+    }
+    stand.settled(Duration::from_secs(5)).await;
+}
