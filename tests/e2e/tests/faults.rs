@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use pd_e2e::{Answer, Call, Outcomes, Pod, Stand, chat_body};
-use pd_engine_sim::{Cut, Fault, FaultKind, On};
+use pd_engine_sim::{Cut, EngineKind, Fault, FaultKind, On};
 use pd_wire::control::Status;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const CLIENTS: u64 = 64;
 /// Longest time KV may stay on an engine that nobody told.
@@ -157,17 +157,19 @@ fn lives(status: &Status) -> Vec<(u32, u32)> {
     lives
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn two_thousand_requests_with_disconnects_errors_resets_and_stalls_leave_nothing() {
+/// Sends two thousand requests to pods of an engine, with all of [`arm`] and clients that leave,
+/// and asserts that nothing is left of them.
+async fn storm(name: &str, engine: EngineKind, mut plugin: Value) {
     let pods = Pod::pairs(3).into_iter().map(|pod| {
-        pod.engine(|engine| {
+        pod.of_engine(engine).engine(|engine| {
             engine.prefill_delay_ms = 8.0;
             engine.token_interval_ms = 4.0;
             engine.lease_ms = LEASE.as_millis() as u64;
         })
     });
-    let plugin = json!({ "prefillRequestTimeout": 1.0, "decodeStreamIdleTimeout": 2.0 });
-    let stand = Stand::builder("chaos")
+    plugin["prefillRequestTimeout"] = json!(1.0);
+    plugin["decodeStreamIdleTimeout"] = json!(2.0);
+    let stand = Stand::builder(name)
         .pods(pods)
         .plugin(&plugin)
         .alone()
@@ -237,4 +239,26 @@ async fn two_thousand_requests_with_disconnects_errors_resets_and_stalls_leave_n
         0,
         "stale KV was read"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_thousand_requests_with_disconnects_errors_resets_and_stalls_leave_nothing() {
+    storm("chaos", EngineKind::Vllm, json!({})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_thousand_requests_leave_nothing_at_engines_that_meet_in_rooms() {
+    let aborts = json!({ "decodeAbortTimeout": 0.5, "decodeAbortRetryDelay": 0.3 });
+    storm("chaos-rooms", EngineKind::Sglang, aborts).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_thousand_requests_leave_nothing_with_the_context_first() {
+    storm("chaos-context", EngineKind::Trtllm, json!({})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_thousand_requests_leave_nothing_with_the_generation_first() {
+    let style = json!({ "trtScheduleStyle": "generation_first" });
+    storm("chaos-generation", EngineKind::Trtllm, style).await;
 }

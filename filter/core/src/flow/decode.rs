@@ -230,8 +230,11 @@ impl Flow {
         if leg.prefill.is_some() {
             return self.part(leg, Work::Prefill(Reason::Decode), scene, effects);
         }
+        // A pod that answered well had begun to take the KV, or has taken it.
+        let untouched = leg.status.is_none_or(|status| status >= 400);
+        let refuses = leg.legs.as_ref().is_some_and(Legs::releases_by_refusal);
         let pod = leg.choice.other_decode_pod().or(leg.choice.decode_pod());
-        self.free(&leg, pod, scene, effects)
+        self.free(&leg, pod.filter(|_| untouched || refuses), scene, effects)
     }
 
     /// The proxy answered in the engine's place.

@@ -146,8 +146,9 @@ fn a_context_is_let_go_by_a_leg_of_one_token() {
         (&[of_proxy(UNREACHABLE)][..], Asked::Another),
         (&[of_proxy(CUT)], Asked::Another),
         (&[headers(500, false), END], Asked::Another),
-        // The other one may be taking it.
+        // The other one may be taking it, or has taken it.
         (&[gone], Asked::Nobody),
+        (&[headers(200, true), begins(ERROR)], Asked::Nobody),
     ] {
         let mut stage = stage("trtllm", 2);
         let (asked, _) = run(&mut stage, CONTEXT, events);
