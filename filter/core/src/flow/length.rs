@@ -1,7 +1,8 @@
-//! The length of one request's prompt, in tokens: estimated, and counted where it decides.
+//! The length of one request's prompt, in tokens: estimated, and counted where it decides. And of
+//! what it may be answered.
 
 use crate::fleet::ModelFleet;
-use crate::request::{Endpoint, Scan, prompt};
+use crate::request::{Endpoint, Member, Scan, prompt};
 use crate::tokens::boundary;
 use crate::worker::Scene;
 
@@ -60,4 +61,17 @@ impl<'a> Length<'a> {
             self.exact = true;
         }
     }
+}
+
+/// Tokens the request allows to generate, if it says so.
+pub(super) fn max_tokens(body: &[u8], scan: &Scan) -> Option<u64> {
+    [Member::MaxTokens, Member::MaxCompletionTokens]
+        .into_iter()
+        .find_map(|member| {
+            std::str::from_utf8(scan.value(body, member)?)
+                .ok()?
+                .trim()
+                .parse()
+                .ok()
+        })
 }

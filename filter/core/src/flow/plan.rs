@@ -1,6 +1,6 @@
 //! What is known of a request before pods are chosen: model, settings, lengths, prefix matches.
 
-use super::length::Length;
+use super::length::{Length, max_tokens};
 use super::state::Choice;
 use super::{Head, affinity};
 use crate::config::{RequestHints, StrategySource, resolve};
@@ -10,7 +10,7 @@ use crate::fleet::{FleetPod, ModelFleet};
 use crate::ledger::{Amounts, DecodeCharge, Pick, PrefillCharge};
 use crate::prefix::{Chain, PrefixIndex, chain, model_hash};
 use crate::reply::Fault;
-use crate::request::{Endpoint, Member, Scan};
+use crate::request::{Endpoint, Scan};
 use crate::select::{Decision, Query, Refusal, Settings, Shape, Strategy, Target};
 use crate::serve::Ask;
 use crate::session::growth;
@@ -364,19 +364,6 @@ fn allows(pods_allowed: &[bool], pod: u16) -> bool {
         || pods_allowed
             .get(usize::from(pod))
             .is_some_and(|allowed| *allowed)
-}
-
-/// Tokens the request allows to generate, if it says so.
-fn max_tokens(body: &[u8], scan: &Scan) -> Option<u64> {
-    [Member::MaxTokens, Member::MaxCompletionTokens]
-        .into_iter()
-        .find_map(|member| {
-            std::str::from_utf8(scan.value(body, member)?)
-                .ok()?
-                .trim()
-                .parse()
-                .ok()
-        })
 }
 
 /// Remembers that a pod of the choice holds the prompt's KV.
