@@ -129,8 +129,9 @@ impl Context for Root {
         };
         let body = stream::read(BufferType::HttpCallResponseBody, 0, body_size);
         let event = match status {
-            // The proxy's own answer to a call it could not deliver; an engine's carries a time.
-            Some(503 | 504) if !stream::call_reached_upstream() => Event::of_proxy(&body),
+            // The proxy's own answer to a call it could not deliver, or whose answer was no HTTP
+            // (502); an engine's carries a time.
+            Some(502..=504) if !stream::call_reached_upstream() => Event::of_proxy(&body),
             Some(status) => Event::CallReply {
                 status,
                 body: &body,

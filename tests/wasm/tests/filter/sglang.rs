@@ -59,6 +59,23 @@ fn both_legs_are_out_before_either_is_answered() {
 }
 
 #[test]
+fn an_answer_that_is_no_http_is_a_broken_connection_and_not_the_engines_status() {
+    let mut gateway = pairs_of(1, "sglang", "");
+    let flight = both_out(&mut gateway, true);
+    let call = gateway.pending_calls().pop().unwrap();
+    // The proxy's own words, so without the time that an engine took.
+    let body = "upstream connect error or disconnect/reset before headers. \
+                reset reason: protocol error";
+    gateway.answer(call.id, Script::answer(502, body));
+    let outcome = gateway.outcome(flight).clone();
+    assert_eq!(outcome.status, Some(503), "{outcome:#?}");
+    assert_eq!(outcome.header("x-error-pd-prefill"), Some("true"));
+    let text = String::from_utf8(outcome.body()).unwrap();
+    assert!(!text.contains("upstream"), "{text}");
+    settle(&mut gateway);
+}
+
+#[test]
 fn headers_wait_for_the_first_chunk_so_that_a_failed_prefill_has_a_status() {
     for stream in [false, true] {
         let mut gateway = pairs_of(1, "sglang", "");
