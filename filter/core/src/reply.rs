@@ -4,8 +4,13 @@
 //! what to do next and never quotes the request's text.
 
 use crate::request::BodyError;
+use crate::request::cursor::{Cursor, JsonError};
 use crate::select::SelectorError;
 use pd_wire::names;
+use std::borrow::Cow;
+
+/// Most characters quoted of an engine's message.
+const MESSAGE_CHARS: usize = 256;
 
 /// A local answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -260,17 +265,13 @@ impl Fault {
 /// OpenAI's form stays as it came; of others the message is taken.
 #[must_use]
 pub fn prefill_passthrough(status: u16, body: &[u8], request_id: &str) -> Reply {
-    let value: Option<serde_json::Value> = serde_json::from_slice(body).ok();
-    let member = |name| value.as_ref().and_then(|value| value.get(name));
-    let body = if member("error").is_some_and(serde_json::Value::is_object) {
+    let said = Said::read(body);
+    let body = if said.in_openai_form {
         body.to_vec()
     } else {
-        // SGLang has `message`, TensorRT-LLM that or a text as `error`.
-        let message = ["message", "error"]
-            .into_iter()
-            .find_map(|name| member(name)?.as_str());
-        let text = message.map_or_else(|| String::from_utf8_lossy(body), Into::into);
-        let mut text: String = text.chars().take(256).collect();
+        let text = said.message.map(Cow::Owned);
+        let text = text.unwrap_or_else(|| String::from_utf8_lossy(excerpt(body)));
+        let mut text: String = text.chars().take(MESSAGE_CHARS).collect();
         if text.trim().is_empty() {
             text = format!("the prefill engine answered {status} without a message");
         }
@@ -283,6 +284,70 @@ pub fn prefill_passthrough(status: u16, body: &[u8], request_id: &str) -> Reply 
             (names::HEADER_GATEWAY_REQUEST_ID, request_id.to_owned()),
         ],
         body,
+    }
+}
+
+/// The beginning of a body, at least as long as what is quoted of it.
+fn excerpt(body: &[u8]) -> &[u8] {
+    // A character has at most four bytes.
+    body.get(..4 * MESSAGE_CHARS).unwrap_or(body)
+}
+
+/// What an engine says of its refusal. The text is walked and nothing of it built: an engine may
+/// answer megabytes.
+#[derive(Default)]
+struct Said {
+    /// `error` is an object whose `message` is a text.
+    in_openai_form: bool,
+    /// SGLang has `message`, TensorRT-LLM that or a text as `error`.
+    message: Option<String>,
+}
+
+impl Said {
+    fn read(body: &[u8]) -> Self {
+        Self::walk(body).unwrap_or_default()
+    }
+
+    /// `None` when the body is no JSON object.
+    fn walk(body: &[u8]) -> Option<Self> {
+        simdutf8::basic::from_utf8(body).ok()?;
+        let (mut message, mut error, mut in_error) = (None, None, None);
+        let mut cursor = Cursor::new(body);
+        let walked = cursor.object::<JsonError>(0, |cursor, key| {
+            match cursor.slice(key.inner()) {
+                b"error" if cursor.peek() == Some(b'{') => {
+                    (error, in_error) = (None, None);
+                    cursor.object::<JsonError>(1, |cursor, key| {
+                        let value = cursor.value(2)?;
+                        if cursor.slice(key.inner()) == b"message" {
+                            in_error = Some(cursor.slice(value));
+                        }
+                        Ok(())
+                    })?;
+                }
+                name => {
+                    let value = cursor.value(1)?;
+                    let text = Some(cursor.slice(value));
+                    match name {
+                        b"error" => (error, in_error) = (text, None),
+                        b"message" => message = text,
+                        _ => {}
+                    }
+                }
+            }
+            Ok(())
+        });
+        walked.and_then(|_| cursor.end()).ok()?;
+        let is_text = |raw: &&[u8]| raw.starts_with(b"\"");
+        let text = |raw| serde_json::from_slice(raw).ok();
+        Some(Self {
+            in_openai_form: in_error.as_ref().is_some_and(is_text),
+            message: [message, error]
+                .into_iter()
+                .flatten()
+                .find(is_text)
+                .and_then(text),
+        })
     }
 }
 
@@ -386,6 +451,16 @@ mod tests {
             let shaped: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
             assert_eq!(shaped["error"]["message"], "too long");
             assert_eq!(shaped["error"]["type"], "invalid_request_error");
+        }
+        // An object without a message is not OpenAI's form: it is quoted.
+        for odd in [
+            r#"{"error":{}}"#,
+            r#"{"error":{"message":5}}"#,
+            r#"{"error":[1]}"#,
+        ] {
+            let reply = prefill_passthrough(400, odd.as_bytes(), "i");
+            let shaped: serde_json::Value = serde_json::from_slice(&reply.body).unwrap();
+            assert_eq!(shaped["error"]["message"], odd);
         }
         let text = prefill_passthrough(500, b"oops", "i");
         assert_eq!(text.status, 500);

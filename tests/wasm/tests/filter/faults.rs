@@ -4,7 +4,7 @@ use crate::stand::{
     assert_quiet, charged, chat, config, decoding, finish, prefilled, push, topology, two_pairs,
     variant, vllm,
 };
-use pd_wasm_tests::{Ending, Fault, Gateway, GatewayConfig, Module};
+use pd_wasm_tests::{Ending, Fault, Gateway, GatewayConfig, Module, Script};
 
 #[test]
 fn a_trap_takes_one_worker_and_its_charges_come_back() {
@@ -63,7 +63,7 @@ fn answers_of_every_shape_trap_nothing() {
                 let script = if status == 200 && reply.is_empty() {
                     script
                 } else {
-                    pd_wasm_tests::Script::answer(status, reply.clone())
+                    Script::answer(status, reply.clone())
                 };
                 gateway.answer(call.id, script);
             }
@@ -73,6 +73,29 @@ fn answers_of_every_shape_trap_nothing() {
             assert_eq!(gateway.outcome(flight).ending, Ending::Complete, "{status}");
             assert_quiet(&mut gateway, 1);
         }
+    }
+}
+
+#[test]
+fn a_refusal_of_megabytes_takes_no_more_memory_than_its_bytes() {
+    // Each value of a JSON tree takes many times its bytes.
+    let list = vec![r#"{"":0}"#; 1 << 19].join(",");
+    let refusals = [
+        format!(r#"{{"error":{{"message":"no","a":[{list}]}}}}"#),
+        format!(r#"{{"object":"error","message":"no","a":[{list}]}}"#),
+    ];
+    for refusal in refusals {
+        let mut gateway = Gateway::new(config(1, ""));
+        push(&mut gateway, &topology(1, &two_pairs())).expect(200);
+        let before = gateway.memory_pages(0);
+        let flight = gateway.send(chat(false));
+        let call = gateway.pending_calls().pop().unwrap();
+        let bytes = refusal.len() as u64;
+        gateway.answer(call.id, Script::answer(400, refusal.into_bytes()));
+        gateway.outcome(flight).expect(400);
+        let grown = (gateway.memory_pages(0) - before) * (64 << 10);
+        assert!(grown < 4 * bytes, "{grown} bytes for {bytes}");
+        assert_quiet(&mut gateway, 1);
     }
 }
 
