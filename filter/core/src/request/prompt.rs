@@ -1,12 +1,14 @@
 //! The prompt itself: what an engine turns into tokens.
 
 use super::{Endpoint, Member, Scan};
-use serde_json::Value;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use std::fmt;
 
 /// Text of the prompt: tools as they were sent, then the texts of all messages, one a line. The
 /// template that an engine puts around them is not known here. `None` when there is none.
 ///
-/// Builds a tree of the prompt: for short ones.
+/// Takes memory for the text alone, whatever else the messages hold.
 pub fn text(endpoint: Endpoint, body: &[u8], scan: &Scan) -> Option<String> {
     let members: &[Member] = match endpoint {
         Endpoint::Chat => &[Member::Messages],
@@ -23,7 +25,8 @@ pub fn text(endpoint: Endpoint, body: &[u8], scan: &Scan) -> Option<String> {
     }
     for member in members {
         if let Some(value) = scan.value(body, *member) {
-            gather(&serde_json::from_slice(value).ok()?, &mut out);
+            let mut json = serde_json::Deserializer::from_slice(value);
+            Texts(&mut out).deserialize(&mut json).ok()?;
         }
     }
     (!out.is_empty()).then_some(out)
@@ -43,19 +46,72 @@ pub fn token_ids(endpoint: Endpoint, body: &[u8], scan: &Scan) -> Option<u64> {
     u64::try_from(commas).ok()?.checked_add(1)
 }
 
-/// A text; or of a list, a message or a part of one, the texts in it.
-fn gather(value: &Value, out: &mut String) {
-    match value {
-        Value::String(text) => push(text, out),
-        Value::Array(values) => values.iter().for_each(|value| gather(value, out)),
-        Value::Object(members) => {
-            for name in ["content", "text"] {
-                if let Some(value) = members.get(name) {
-                    gather(value, out);
-                }
+/// Gathers a text; or of a list, a message or a part of one, the texts in it.
+struct Texts<'o>(&'o mut String);
+
+/// Where the texts of a message stand.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Place {
+    Content,
+    Text,
+    #[serde(other)]
+    Elsewhere,
+}
+
+impl<'de> DeserializeSeed<'de> for Texts<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<(), D::Error> {
+        json.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Texts<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<(), E> {
+        push(text, self.0);
+        Ok(())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut values: A) -> Result<(), A::Error> {
+        while values.next_element_seed(Texts(self.0))?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<(), A::Error> {
+        while let Some(place) = members.next_key()? {
+            match place {
+                Place::Content | Place::Text => members.next_value_seed(Texts(self.0))?,
+                Place::Elsewhere => drop(members.next_value::<IgnoredAny>()?),
             }
         }
-        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
     }
 }
 
@@ -95,6 +151,12 @@ mod tests {
                 Chat,
                 format!(r#""messages":[{{"role":"system","content":"s"}},{{"content":{parts}}}]"#),
                 Some("s\na\"b\nc"),
+            ),
+            (
+                Chat,
+                r#""messages":[{"x":[{"content":"no"},1,{"":{}}],"content":"c","n":[-1,0.5,true]}]"#
+                    .to_owned(),
+                Some("c"),
             ),
             (
                 Chat,

@@ -91,7 +91,15 @@ impl Tokenizers {
             loaded.was_slow = true;
             return None;
         }
-        loaded.count(&text()?)
+        // The text may hold what `bytes` does not count.
+        let text = text()?;
+        if !loaded
+            .pace
+            .allows(u64::try_from(text.len()).unwrap_or(u64::MAX))
+        {
+            return None;
+        }
+        loaded.count(&text)
     }
 
     /// Looks once a second what was pushed, and loads a tokenizer that is wanted when no other VM

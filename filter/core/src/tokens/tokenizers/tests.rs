@@ -145,6 +145,9 @@ fn a_text_that_takes_longer_than_the_budget_is_not_even_read() {
     assert_eq!(vm.count(&"a ".repeat(2500)), Some(2500));
     let unread = vm.tokenizers.count("m", 5001, || panic!("read"));
     assert_eq!(unread, None);
+    // One that turns out longer than was said is not counted either.
+    let longer = || Some("a ".repeat(3000));
+    assert_eq!(vm.tokenizers.count("m", 100, longer), None);
 }
 
 #[test]
