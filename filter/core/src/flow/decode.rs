@@ -230,11 +230,10 @@ impl Flow {
         if leg.prefill.is_some() {
             return self.part(leg, Work::Prefill(Reason::Decode), scene, effects);
         }
-        // A pod that answered well had begun to take the KV, or has taken it.
-        let untouched = leg.status.is_none_or(|status| status >= 400);
+        // The pod had the request, and may have taken the KV before it failed.
         let refuses = leg.legs.as_ref().is_some_and(Legs::releases_by_refusal);
         let pod = leg.choice.other_decode_pod().or(leg.choice.decode_pod());
-        self.free(&leg, pod.filter(|_| untouched || refuses), scene, effects)
+        self.free(&leg, pod.filter(|_| refuses), scene, effects)
     }
 
     /// The proxy answered in the engine's place.

@@ -15,8 +15,7 @@ const WATCHED_CUT: &str = "decode hangs: counted with 504 even when the client s
 const BROKEN: &str = "decode breaks after headers: the answer is cut, and counted once";
 const ITS_OWN: &str =
     "whether a cut generation worker lets the context go is TensorRT-LLM's own affair";
-const ASKED_ONCE: &str =
-    "a generation worker that answered may have taken the context, which is not asked for twice";
+const ASKED_ONCE: &str = "a generation worker that had the request may have taken the context, which is not asked for twice";
 const NOBODY: &str =
     "the only decode pod cannot be reached, so no engine can be asked to free the KV";
 
@@ -42,7 +41,7 @@ fn let_go(at: At, expect: Expect, answers: bool) -> Expect {
     }
 }
 
-/// The same when the decode engine had answered well.
+/// The same when the decode engine had the request.
 fn let_go_later(at: At, expect: Expect) -> Expect {
     if at.engine == Engine::TrtContextFirst {
         expect.leased(ASKED_ONCE)
@@ -60,7 +59,12 @@ fn unreachable(at: At, cells: &mut Vec<Cell>) {
                 continue;
             }
             let expect = Expect::error(503, Marker::Decode, FAILED, Due::AT_ONCE, UNREACHABLE);
-            let expect = let_go(at, expect.leaves_open(PAIR_FAILURE), answers);
+            let expect = expect.leaves_open(PAIR_FAILURE);
+            let expect = if fault != Fault::Refused && answers {
+                let_go_later(at, expect)
+            } else {
+                let_go(at, expect, answers)
+            };
             let cell = at.cell(Leg::Decode, Moment::Decoding, fault, expect);
             cells.push(cell.with_pods(layout, Reach::First));
         }
@@ -76,7 +80,7 @@ fn refused(at: At, cells: &mut Vec<Cell>) {
             Due::AT_ONCE
         };
         let expect = Expect::engine(status, Marker::None, due, PASSED_ON);
-        let expect = let_go(at, expect.leaves_open(PAIR_FAILURE), true);
+        let expect = let_go_later(at, expect.leaves_open(PAIR_FAILURE));
         cells.push(at.cell(Leg::Decode, Moment::Decoding, Fault::Status(status), expect));
     }
 }
