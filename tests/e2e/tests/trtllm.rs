@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::ensure;
 use pd_e2e::{Answer, Call, Pod, Stand, chat_body, eventually, prompt_of};
-use pd_engine_sim::{EngineConfig, EngineKind, Fault, FaultKind, On, Transceiver};
+use pd_engine_sim::{Cut, EngineConfig, EngineKind, Fault, FaultKind, On, Transceiver};
 use serde_json::{Value, json};
 
 const SETTLED: Duration = Duration::from_secs(5);
@@ -219,4 +219,30 @@ async fn generation_first_failures_end_both_legs() {
     let answer = chat(&stand, "refused", false).await;
     assert_eq!(answer.status, 500);
     prompt_of(&chat(&stand, "after", true).await.expect(200));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_context_that_was_taken_is_not_asked_for_again() {
+    let stand = stand("trt-taken", json!({}), |_| {}).await;
+    let failures = [
+        FaultKind::LateStatus {
+            code: 500,
+            body: r#"{"error":{"message":"after the context was taken"}}"#.to_owned(),
+            after_ms: 0,
+            after_work: true,
+        },
+        FaultKind::ResetBeforeHeaders {
+            how: Cut::Rst,
+            after_ms: 0,
+            after_work: true,
+        },
+    ];
+    for (failure, expected) in failures.into_iter().zip([500, 503]) {
+        let fault = Fault::next(1, On::Decode, failure);
+        assert!(stand.engine(DECODE).inject(fault));
+        chat(&stand, "taken", false).await.expect(expected);
+        stand.settled(SETTLED).await;
+    }
+    let kv = stand.engine(PREFILL).state().kv;
+    assert_eq!((kv.kv_taken, kv.stale_pulls), (2, 0));
 }
