@@ -2,7 +2,8 @@
 # whatever was started, however the script ends.
 #
 # Uses: run (folder for files of this run), envoy, agent, wasm (paths), data_port, control_port,
-# admin_port, agent_port (numbers), concurrency, plugin_config (JSON text), pods_file.
+# admin_port, agent_port (numbers), concurrency, plugin_config (JSON text), pods_file, and
+# waiting_timeout (seconds) where it is set.
 
 started=()
 
@@ -92,7 +93,8 @@ start_gateway() {
     "ADMIN_PORT=$admin_port" "LISTENERS=$run/listeners.yaml" >"$run/envoy.yaml"
   scripts/render-envoy.sh envoy/standalone/listeners.yaml \
     "DATA_PORT=$data_port" "CONTROL_PORT=$control_port" "DATA_BUFFER_BYTES=$buffer" \
-    "WASM=$wasm" "PLUGIN_CONFIG=$plugin_config" >"$run/listeners.yaml"
+    "WASM=$wasm" "PLUGIN_CONFIG=$plugin_config" \
+    "WAITING_TIMEOUT=${waiting_timeout:-75}s" >"$run/listeners.yaml"
   say "starting Envoy $version with $concurrency workers"
   spawn "$run/envoy.log" "$envoy" -c "$run/envoy.yaml" --concurrency "$concurrency" \
     --disable-hot-restart --log-format-escaped

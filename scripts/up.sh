@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
 # Usage: scripts/up.sh --pods-file FILE [--port P] [--control-port P] [--admin-port P]
 #                      [--plugin-config FILE] [--concurrency N] [--tokenizer MODEL=FILE]...
+#                      [--waiting-timeout SECONDS]
 #
 # Starts Envoy with the filter, and the agent, in front of engines that already run. FILE is a
 # Kubernetes Pod List in YAML or JSON (`kubectl get pods -o json`), read again when it changes.
 # Prints `ready` when requests can be sent to --port (default 10000) and stays until Ctrl-C, then
 # stops both. --control-port (10001) and --admin-port (9901) are on loopback; --plugin-config is a
 # JSON file of filter settings; --concurrency (2) is the number of Envoy workers; --tokenizer is a
-# model's tokenizer.json, for exact prompt lengths (with the larger filter). The filter and the
-# agent are built first, unless $PD_FILTER_WASM and $PD_AGENT name built ones.
+# model's tokenizer.json, for exact prompt lengths (with the larger filter); --waiting-timeout (75)
+# is how long Envoy lets a request wait for its prefill, longer than all tries together. The filter
+# and the agent are built first, unless $PD_FILTER_WASM and $PD_AGENT name built ones.
 set -euo pipefail
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-pods_file= data_port=10000 control_port=10001 admin_port=9901 plugin_file= concurrency=2 agent_options=()
+pods_file= data_port=10000 control_port=10001 admin_port=9901 plugin_file= concurrency=2 waiting_timeout=75 agent_options=()
 while [[ $# -gt 0 ]]; do
   [[ $# -ge 2 ]] || usage
   case $1 in
@@ -22,13 +24,14 @@ while [[ $# -gt 0 ]]; do
     --admin-port) admin_port=$2 ;;
     --plugin-config) plugin_file=$2 ;;
     --concurrency) concurrency=$2 ;;
+    --waiting-timeout) waiting_timeout=$2 ;;
     --tokenizer) agent_options+=(--tokenizer "$2") ;;
     *) usage ;;
   esac
   shift 2
 done
 [[ -n $pods_file ]] || usage
-for number in "$data_port" "$control_port" "$admin_port" "$concurrency"; do
+for number in "$data_port" "$control_port" "$admin_port" "$concurrency" "$waiting_timeout"; do
   [[ $number =~ ^[0-9]+$ ]] || { echo "up.sh: '$number' is not a number" >&2; exit 2; }
 done
 for file in "$pods_file" ${plugin_file:+"$plugin_file"}; do

@@ -31,4 +31,5 @@ mod traps;
 mod trtllm;
 mod up;
 mod upgrade;
+mod waiting;
 mod watchdog;

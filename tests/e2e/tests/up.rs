@@ -55,6 +55,7 @@ async fn up_serves_until_it_is_told_to_stop_and_leaves_nothing_running() {
         ("--control-port", Some(control.as_str())),
         ("--admin-port", Some(admin.as_str())),
         ("--concurrency", Some("1")),
+        ("--waiting-timeout", Some("20")),
     ];
     let arguments: Vec<&str> = arguments
         .iter()

@@ -259,10 +259,8 @@ impl Flow {
             .next()
             .unwrap_or_default()
             .trim_end_matches('_');
-        let reply = Fault::DecodeUnreachable(cause.to_owned()).reply(Some(&self.request_id));
-        let status = reply.status;
-        effects.push(Effect::Rewrite(reply));
-        self.ended("pd_decode_failure", status, scene, effects);
+        let fault = Fault::DecodeUnreachable(cause.to_owned());
+        self.rewrite(&fault, scene, effects);
         let never = NEVER_CONNECTED.iter().any(|words| details.contains(words));
         if never && leg.prefill.is_none() {
             return self.free(&leg, leg.choice.other_decode_pod(), scene, effects);

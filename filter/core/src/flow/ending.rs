@@ -22,17 +22,34 @@ impl Flow {
     /// Ends with a local answer.
     pub(super) fn answer(
         &self,
-        mut reply: Reply,
+        reply: Reply,
         label: &'static str,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) -> State {
         let status = reply.status;
+        effects.push(Effect::Reply(self.addressed(reply)));
+        self.ended(label, status, scene, effects)
+    }
+
+    /// Ends with a fault of ours in place of the proxy's own answer.
+    pub(super) fn rewrite(
+        &self,
+        fault: &Fault,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) -> State {
+        let reply = fault.reply(Some(&self.request_id));
+        effects.push(Effect::Rewrite(self.addressed(reply)));
+        self.ended(fault.label(), fault.status(), scene, effects)
+    }
+
+    /// With the id the client gave its request.
+    fn addressed(&self, mut reply: Reply) -> Reply {
         if let Some(id) = &self.head.client_request_id {
             reply.headers.push((names::HEADER_REQUEST_ID, id.clone()));
         }
-        effects.push(Effect::Reply(reply));
-        self.ended(label, status, scene, effects)
+        reply
     }
 
     /// Ends because the client's stream is over and no work is left.

@@ -6,6 +6,7 @@ use super::state::{Choice, Orphan, PrefillCall, Prefilling, State};
 use super::{Attempt, BodyEdit, Effect, Event, Flow};
 use crate::engine::usage::prompt_tokens;
 use crate::engine::{HandOver, KvReference};
+use crate::fleet::FleetPod;
 use crate::meters::{Count, Meter};
 use crate::reply::{Fault, PrefillFailure, prefill_passthrough};
 use crate::worker::Scene;
@@ -33,6 +34,13 @@ impl Flow {
             }
             Event::Due if scene.now_ms >= leg.call.deadline => {
                 self.prefill_late(leg, scene, effects)
+            }
+            Event::ResponseHeaders { proxy_details, .. } => {
+                let limit = proxy_details.unwrap_or_default();
+                let pod = leg.choice.prefill_pod();
+                self.proxy_gave_up(pod, limit, scene, effects);
+                Self::leave_retry(&leg.attempt, scene);
+                self.outlive(leg.into_orphan(true), scene)
             }
             Event::Gone { .. } => self.abandoned(leg, scene, effects),
             _ => State::Prefilling(leg),
@@ -266,6 +274,28 @@ impl Flow {
                 .word("class", failure.class())
                 .word("stage", stage),
         ));
+    }
+
+    /// The proxy answered a request that waits for its prefill pod: its own patience was shorter
+    /// than the settings allow the pod.
+    pub(super) fn proxy_gave_up(
+        &self,
+        pod: Option<&FleetPod>,
+        limit: &str,
+        scene: &mut Scene<'_>,
+        effects: &mut Vec<Effect>,
+    ) {
+        effects.push(Effect::Warn(format!(
+            "Envoy did not let it wait for its prefill ({limit}): give the route that waiting \
+             requests take an idle_timeout above snapshotWait and prefillRequestTimeout, the latter \
+             once more for every retry"
+        )));
+        let name = pod.map_or("", |pod| pod.name.as_str());
+        let fault = Fault::Prefill {
+            failure: PrefillFailure::Timeout,
+            detail: format!("prefill pod {name} did not answer while Envoy waited ({limit})"),
+        };
+        self.rewrite(&fault, scene, effects);
     }
 
     /// The client left while the leg is out: the work goes on without it.

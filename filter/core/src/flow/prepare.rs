@@ -69,12 +69,14 @@ impl Flow {
         let is_due = scene.now_ms >= leg.deadline;
         match event {
             Event::Gone { .. } => {
-                if let (true, Some(pod)) = (leg.asks, leg.prepared.choice.prefill_pod()) {
-                    scene.worker.context_workers.forget(pod.key);
-                }
-                Self::leave_retry(&leg.prepared.attempt, scene);
-                Self::release(&leg.prepared.choice, scene);
+                Self::unasked(&leg, scene);
                 self.client_gone(scene, effects)
+            }
+            Event::ResponseHeaders { proxy_details, .. } => {
+                Self::unasked(&leg, scene);
+                let pod = leg.prepared.choice.prefill_pod();
+                self.proxy_gave_up(pod, proxy_details.unwrap_or_default(), scene, effects);
+                State::Ended
             }
             Event::Due if is_due && !leg.asks => self.prepare(leg.prepared, scene, effects),
             Event::CallReply { .. } | Event::CallFailed | Event::CallLost(_) if leg.asks => {
@@ -83,6 +85,15 @@ impl Flow {
             Event::Due if is_due => self.looked_up(leg, event, scene, effects),
             _ => State::Preparing(leg),
         }
+    }
+
+    /// Nobody waits for the look-up any more.
+    fn unasked(leg: &Preparing, scene: &mut Scene<'_>) {
+        if let (true, Some(pod)) = (leg.asks, leg.prepared.choice.prefill_pod()) {
+            scene.worker.context_workers.forget(pod.key);
+        }
+        Self::leave_retry(&leg.prepared.attempt, scene);
+        Self::release(&leg.prepared.choice, scene);
     }
 
     /// The own look-up has ended, or its time has.

@@ -22,6 +22,7 @@ mod filter;
 mod freeing;
 mod generation_first;
 mod mistakes;
+mod proxy;
 mod rate;
 mod sglang;
 mod strategies;

@@ -156,7 +156,7 @@ knobs! {
     "bucketServeMode", choice::<BucketServeMode>(), Filter, env "AIBRIX_BUCKET_SERVE_MODE", profile "bucketServeMode";
 
     // Prefill leg.
-    /// Time a prefill leg may take.
+    /// Time a prefill leg may take. Envoy's limit of the wait for all tries (75 s as shipped, `--waiting-timeout`) must be longer.
     prefill_request_timeout_ms: u64 = 30_000;
     "prefillRequestTimeout", TIMER, Filter, env "AIBRIX_PREFILL_REQUEST_TIMEOUT", profile "pd.prefillRequestTimeout";
 
@@ -321,7 +321,7 @@ knobs! {
     decode_abort_retry_delay_ms: u64 = 2_000;
     "decodeAbortRetryDelay", TIMER_OR_OFF, Filter, env "AIBRIX_DECODE_ABORT_RETRY_DELAY", profile "pd.decodeAbortRetryDelay";
 
-    /// Longest silence of any decode leg, whatever the other timers say. Must stay below Envoy's own stream idle timeout.
+    /// Longest silence of any decode leg, whatever the other timers say. Must stay below the `idle_timeout` of Envoy's route (960 s as shipped).
     stream_idle_backstop_ms: u64 = 900_000;
     "streamIdleBackstop", TIMER, Filter;
 
