@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use pd_e2e::{Call, Stand, chat_body, prompt_of};
+use pd_engine_sim::{Fault, FaultKind, On};
 use tokio::net::TcpListener;
 
 /// An address that counts who connects.
@@ -127,6 +128,37 @@ async fn both_legs_get_fresh_ids_and_the_clients_credentials_and_trace() {
         !log.contains("secret-of-the-client"),
         "credentials were logged"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_cannot_say_what_only_the_gateway_may() {
+    let stand = Stand::pairs("engine-headers", 1).await;
+    for status in [200, 400, 503] {
+        let says = FaultKind::Status {
+            code: status,
+            body: Some("{}".to_owned()),
+            headers: [
+                ("x-error-pd-prefill", "true"),
+                ("X-Error-Routing", "true"),
+                ("prefill-target-pod", "another"),
+                ("x-engine", "kept"),
+            ]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
+        };
+        let fault = Fault::next(1, On::Decode, says);
+        assert!(stand.engine("decode-r0").inject(fault));
+        let call = Call::post("/v1/chat/completions", chat_body("x", false));
+        let answer = stand.send(call).await;
+        assert_eq!(answer.status, status, "{}", answer.shown());
+        assert_eq!(answer.header("x-engine"), "kept");
+        assert_eq!(answer.header("prefill-target-pod"), "prefill-r0");
+        let markers = answer
+            .headers
+            .keys()
+            .filter(|name| name.as_str().starts_with("x-error-"));
+        assert_eq!(markers.count(), 0, "{}", answer.shown());
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

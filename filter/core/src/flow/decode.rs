@@ -142,7 +142,6 @@ impl Flow {
             }
             Event::ResponseChunk { bytes, end } => {
                 leg.held = false;
-                leg.watch.chunk(scene.now_ms);
                 let verdict = leg
                     .opening
                     .as_mut()
@@ -150,6 +149,9 @@ impl Flow {
                         Verdict::Preamble if end => opening.finish(),
                         verdict => verdict,
                     });
+                if leg.opening.as_ref().is_none_or(Opening::speaks) {
+                    leg.watch.chunk(scene.now_ms);
+                }
                 match verdict {
                     Some(Verdict::Error) if leg.prefill.is_some() => {
                         return Self::doubt(leg, Failed::HandOver, scene, effects);

@@ -30,28 +30,41 @@ pub struct Opening {
     line: Vec<u8>,
     /// Bytes seen.
     seen: usize,
+    /// The last chunk held more than comments and blank lines.
+    speaks: bool,
 }
 
 impl Opening {
     /// Feeds the next chunk.
     pub fn feed(&mut self, chunk: &[u8]) -> Verdict {
         self.seen = self.seen.saturating_add(chunk.len());
+        self.speaks = true;
         if self.seen > HOLD_LIMIT {
             return Verdict::Content;
         }
+        let mut speaks = false;
         let mut rest = chunk;
-        while let Some(end) = memchr::memchr(b'\n', rest) {
+        // A line ends with either or both; the blank line between the two says nothing.
+        while let Some(end) = memchr::memchr2(b'\r', b'\n', rest) {
             let (head, tail) = rest.split_at(end);
             self.line.extend_from_slice(head);
             rest = tail.get(1..).unwrap_or_default();
             let verdict = line_verdict(&self.line);
+            speaks |= !says_nothing(&self.line);
             self.line.clear();
             if verdict != Verdict::Preamble {
                 return verdict;
             }
         }
         self.line.extend_from_slice(rest);
+        self.speaks = speaks || !says_nothing(&self.line);
         Verdict::Preamble
+    }
+
+    /// False when the last chunk was a mere sign of life: comments, blank lines. Engines and what
+    /// stands before them can send those for ever, and the client sees none of them.
+    pub fn speaks(&self) -> bool {
+        self.speaks
     }
 
     /// The stream is over: what its last line says, which may lack a line end.
@@ -60,9 +73,12 @@ impl Opening {
     }
 }
 
+fn says_nothing(line: &[u8]) -> bool {
+    matches!(line.first(), None | Some(b':'))
+}
+
 /// What one line says.
 fn line_verdict(line: &[u8]) -> Verdict {
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
     let Some(data) = line.strip_prefix(b"data:") else {
         // Blank lines, comments (keep-alives) and event names say nothing by themselves.
         return Verdict::Preamble;
@@ -79,6 +95,9 @@ fn line_verdict(line: &[u8]) -> Verdict {
 struct Data<'a> {
     #[serde(default)]
     error: Option<IgnoredAny>,
+    /// `error` where the error's members stand at the top.
+    #[serde(default, borrow)]
+    object: Option<Cow<'a, str>>,
     /// Event type of the messages and responses APIs.
     #[serde(default, borrow, rename = "type")]
     kind: Option<Cow<'a, str>>,
@@ -110,7 +129,7 @@ struct Delta<'a> {
 
 impl Data<'_> {
     fn verdict(&self) -> Verdict {
-        if self.error.is_some() {
+        if self.error.is_some() || self.object.as_deref() == Some("error") {
             return Verdict::Error;
         }
         match self.kind.as_deref() {
@@ -182,6 +201,38 @@ mod tests {
                 verdict(&format!(": ping\r\n\r\n{TOKEN}"), chunk),
                 Verdict::Content
             );
+            for ends in ["\r\n", "\r"] {
+                let both = format!("{ROLE}{ERROR}").replace('\n', ends);
+                assert_eq!(verdict(&both, chunk), Verdict::Error);
+            }
+        }
+    }
+
+    #[test]
+    fn an_error_may_have_its_members_at_the_top() {
+        let flat = "data: {\"object\":\"error\",\"message\":\"no KV\",\"code\":500}\n\n";
+        assert_eq!(verdict(flat, 9), Verdict::Error);
+        let chunk = TOKEN.replace(
+            "{\"choices",
+            "{\"object\":\"chat.completion.chunk\",\"choices",
+        );
+        assert_eq!(verdict(&chunk, 9), Verdict::Content);
+    }
+
+    #[test]
+    fn comments_are_no_more_than_a_sign_of_life() {
+        let mut opening = Opening::default();
+        for (chunk, speaks) in [
+            (": ping\n\n", false),
+            (": pi", false),
+            ("ng\n\n", false),
+            (": ping\n\ndata: ", true),
+            (&ROLE[6..20], true),
+            (&ROLE[20..], true),
+            ("\n", false),
+        ] {
+            assert_eq!(opening.feed(chunk.as_bytes()), Verdict::Preamble);
+            assert_eq!(opening.speaks(), speaks, "{chunk:?}");
         }
     }
 

@@ -295,3 +295,23 @@ fn legs_that_go_out_together_are_timed_from_the_prefills_success() {
     watch.prefilled(300);
     assert_eq!(watch.deadline(), 370);
 }
+
+#[test]
+fn comments_before_the_first_content_put_no_limit_off() {
+    // SHORT's first limit, and the backstop where there is no other.
+    for (config, limit_ms) in [(SHORT, 250), (r#"{"streamIdleBackstop": 0.6}"#, 600)] {
+        let mut stage = Stage::new(1, config);
+        let mut flow = decoding(&mut stage, STREAM, HANDED_OVER);
+        stage.on(&mut flow, headers(200, true));
+        let until = stage.now_ms + limit_ms;
+        while stage.now_ms + 50 < until {
+            stage.now_ms += 50;
+            let effects = stage.on(&mut flow, chunk(b": ping\n\n"));
+            assert!(has(&effects, |effect| matches!(effect, Effect::Hold)));
+        }
+        assert_eq!(flow.deadline(), Some(until));
+        let effects = due(&mut stage, &mut flow);
+        message(&effects);
+        assert_ended(&mut stage, &mut flow, &effects, "first_response");
+    }
+}
