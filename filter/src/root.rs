@@ -12,7 +12,7 @@ use crate::vm::{self, Vm};
 use pd_core::config::Config;
 use pd_core::flow::Event;
 use pd_core::ledger::Vitals;
-use pd_core::meters::Gauge;
+use pd_core::meters::{Count, Gauge, Meter};
 use proxy_wasm::hostcalls;
 use proxy_wasm::traits::{Context, HttpContext, RootContext};
 use proxy_wasm::types::{BufferType, ContextType};
@@ -183,6 +183,14 @@ impl Vm {
         if report.fenced {
             log::warn!("this VM was taken for dead; its charges are published again");
         }
+        if report.lost_flows > 0 {
+            log::error!(
+                "a VM of this filter died or stood still with {} requests under way",
+                report.lost_flows
+            );
+            let lost = Count::new(Meter::Lost, None);
+            self.meters.add(lost, report.lost_flows);
+        }
         if report.overflow {
             log::warn!("all VM slots are taken; charges go to the overflow slot");
         }
@@ -239,10 +247,7 @@ impl Vm {
         for expired in self.worker.ledger.expire(&SharedData, now_ms) {
             let charge = expired.describe(&mut self.worker.fleet);
             self.warn(format_args!("given back by force: {charge}"));
-            self.meters.count(pd_core::meters::Count::new(
-                pd_core::meters::Meter::ChargeExpired,
-                None,
-            ));
+            self.meters.count(Count::new(Meter::ChargeExpired, None));
         }
     }
 }

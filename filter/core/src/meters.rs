@@ -38,6 +38,8 @@ pub enum Meter {
     ChargeExpired,
     /// Requests whose session key was too long to be looked at.
     SessionKeyTooLong,
+    /// Requests that were under way in a VM that died.
+    Lost,
 }
 
 impl Meter {
@@ -59,6 +61,7 @@ impl Meter {
             Self::Abort => "gateway_pd_decode_abort_total",
             Self::ChargeExpired => "gateway_pd_charge_expired_total",
             Self::SessionKeyTooLong => "gateway_pd_session_key_too_long_total",
+            Self::Lost => "gateway_pd_lost_request_total",
         }
     }
 }

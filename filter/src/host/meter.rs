@@ -46,12 +46,18 @@ impl Meters {
 
     /// Adds one, which the host sees after the next [`Meters::flush`].
     pub fn count(&mut self, count: Count) {
+        self.add(count, 1);
+    }
+
+    /// Adds `untold` at once.
+    pub fn add(&mut self, count: Count, untold: u32) {
+        let untold = i64::from(untold);
         if let Some(counter) = self.counters.get_mut(&count) {
-            counter.untold = counter.untold.saturating_add(1);
+            counter.untold = counter.untold.saturating_add(untold);
         } else if self.counters.len() < LIMIT
             && let Ok(id) = hostcalls::define_metric(MetricType::Counter, &count.metric())
         {
-            self.counters.insert(count, Counter { id, untold: 1 });
+            self.counters.insert(count, Counter { id, untold });
         }
     }
 

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use pd_e2e::{Call, Link, Pod, Programs, Stand, chat_body, within};
+use anyhow::ensure;
+use pd_e2e::{Call, Link, Pod, Programs, Stand, chat_body, eventually, within};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -125,6 +126,12 @@ async fn charges_of_a_dead_vm_are_given_back_within_five_seconds() {
         lives.push(live);
     }
     assert_eq!(stand.envoy.ledgers().await.unwrap().total.decode_running, 8);
+    eventually("the VM has told of them", async || {
+        let live = stand.envoy.status().await?.live_flows;
+        ensure!(live == 8, "{live}");
+        Ok(())
+    })
+    .await;
     let trapping = Call::post(CHAT, chat_body("trap", false)).header("x-pd-test-trap", "1");
     trapping.send(stand.envoy.data()).await.unwrap().expect(503);
     let dead = Instant::now();
@@ -147,6 +154,13 @@ async fn charges_of_a_dead_vm_are_given_back_within_five_seconds() {
     )
     .await;
     println!("given back {:?} after the trap", dead.elapsed());
+    eventually("the lost requests are counted", async || {
+        let page = stand.envoy.metrics().await?;
+        let lost = "gateway_pd_lost_request_total{model=\"\"} 8";
+        ensure!(page.lines().any(|line| line == lost), "{page}");
+        Ok(())
+    })
+    .await;
     for live in lives {
         assert!(!live.finish().await.unwrap().complete, "its worker died");
     }

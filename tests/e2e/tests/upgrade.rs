@@ -45,4 +45,10 @@ async fn a_filter_of_the_next_format_takes_over_under_load_and_no_request_is_los
     let outcomes = load.stop().await;
     println!("{} requests, all good", outcomes.expect_all_good());
     stand.settled(Duration::from_secs(10)).await;
+    // Filters that were replaced have ended, not died.
+    let page = stand.envoy.metrics().await.unwrap();
+    let lost = page
+        .lines()
+        .find(|line| line.starts_with("gateway_pd_lost_request_total"));
+    assert_eq!(lost, None);
 }

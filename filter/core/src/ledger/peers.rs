@@ -39,6 +39,8 @@ pub struct Beat {
     pub fenced: bool,
     /// VMs that were declared dead.
     pub declared_dead: u32,
+    /// Requests that those had when they last beat.
+    pub lost_flows: u32,
 }
 
 // === impl Peers ===
@@ -115,9 +117,10 @@ impl Peers {
             .map(|(vm, seen)| (*vm, seen.beat))
             .collect();
         let beaten = self.update(store, nonce, |table| {
-            let mut declared_dead = 0_u32;
+            let (mut declared_dead, mut lost_flows) = (0_u32, 0_u32);
             for (vm, beat) in &still {
-                if table.get(*vm).is_some_and(|slot| slot.beat == *beat) {
+                if let Some(slot) = table.get(*vm).filter(|slot| slot.beat == *beat) {
+                    lost_flows = lost_flows.saturating_add(slot.vitals.live_flows);
                     table.free(*vm);
                     declared_dead = declared_dead.saturating_add(1);
                 }
@@ -141,6 +144,7 @@ impl Peers {
                 own: now,
                 fenced: own.is_some() && held.is_none(),
                 declared_dead,
+                lost_flows,
             }
         });
         beaten.unwrap_or_else(|| {
@@ -150,6 +154,7 @@ impl Peers {
                 own: held,
                 fenced: own.is_some() && held.is_none(),
                 declared_dead: 0,
+                lost_flows: 0,
             }
         })
     }

@@ -69,6 +69,8 @@ pub struct TickReport {
     pub fenced: bool,
     /// VMs this one declared dead.
     pub declared_dead: u32,
+    /// Requests that those had when they last beat. VMs that were retired have none.
+    pub lost_flows: u32,
     /// This VM holds no numbered slot: it charges in an overflow cell, or in none.
     pub overflow: bool,
     /// Models whose record does not yet show what this VM has charged.
@@ -239,6 +241,7 @@ impl Ledger {
         TickReport {
             fenced: beat.fenced,
             declared_dead: beat.declared_dead,
+            lost_flows: beat.lost_flows,
             overflow: self.own.is_none_or(|vm| vm.slot == OVERFLOW),
             dirty_models: u32::try_from(self.book.dirty().len()).unwrap_or(u32::MAX),
             unreadable: std::mem::take(&mut self.unreadable)

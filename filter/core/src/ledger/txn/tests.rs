@@ -38,6 +38,7 @@ fn ticks(ledger: &mut Ledger, store: &MemoryStore, ticks: u8) -> TickReport {
         let report = ledger.tick(store, VITALS);
         sum.fenced |= report.fenced;
         sum.declared_dead += report.declared_dead;
+        sum.lost_flows += report.lost_flows;
         sum.unreadable += report.unreadable;
         (sum.overflow, sum.dirty_models) = (report.overflow, report.dirty_models);
     }
@@ -149,9 +150,18 @@ fn what_a_dead_vm_held_is_dropped_and_its_slot_reused() {
     let (mut a, mut b) = (Ledger::new(1), Ledger::new(2));
     let _lost_with_the_vm = charge(&mut a, &store, 5);
     let dead = a.vm().unwrap();
+    let live_flows = 7;
+    a.tick(
+        &store,
+        Vitals {
+            live_flows,
+            ..VITALS
+        },
+    );
     assert_eq!(ticks(&mut b, &store, STILL_TICKS).declared_dead, 0);
     assert_eq!(kv(&mut b, &store), 5);
-    assert_eq!(ticks(&mut b, &store, 1).declared_dead, 1);
+    let report = ticks(&mut b, &store, 1);
+    assert_eq!((report.declared_dead, report.lost_flows), (1, live_flows));
     assert_eq!(kv(&mut b, &store), 0);
     assert!(record::is_idle(&store, 0));
 
