@@ -122,12 +122,18 @@ impl Context for Root {
     }
 
     fn on_http_call_response(&mut self, token: u32, headers: usize, body_size: usize, _: usize) {
+        let asked = vm::with(|vm| {
+            let id = vm.flows.answered(token)?;
+            let entry = vm.flows.get_mut(id)?;
+            Some((id, entry.flow.reads_of_reply()))
+        });
+        let Some((id, wanted)) = asked else { return };
         let status = if headers == 0 {
             None
         } else {
             stream::call_status()
         };
-        let body = stream::read(BufferType::HttpCallResponseBody, 0, body_size);
+        let body = stream::read(BufferType::HttpCallResponseBody, 0, body_size.min(wanted));
         let event = match status {
             // The proxy's own answer to a call it could not deliver, or whose answer was no HTTP
             // (502); an engine's carries a time.
@@ -138,11 +144,7 @@ impl Context for Root {
             },
             None => Event::CallFailed,
         };
-        vm::with(|vm| {
-            if let Some(id) = vm.flows.answered(token) {
-                vm.handle(id, event, Place::Root(self.id));
-            }
-        });
+        vm::with(|vm| vm.handle(id, event, Place::Root(self.id)));
     }
 }
 

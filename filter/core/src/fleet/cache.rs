@@ -224,11 +224,12 @@ impl HeldTopology {
             let entry = self.index.models.get(*at)?;
             let body = entry.body(bodies).unwrap_or_default();
             let usable = body.pods.iter().filter(|pod| pod.usable).count();
+            let serving = body.rolesets.iter().filter(|set| set.serves()).count();
             Some(ModelStatus {
                 name: entry.name.clone(),
                 pods: u64::from(entry.pods),
                 usable: u64::try_from(usable).unwrap_or(u64::MAX),
-                rolesets: u64::try_from(body.rolesets.len()).unwrap_or(u64::MAX),
+                rolesets: u64::try_from(serving).unwrap_or(u64::MAX),
             })
         });
         models.collect()

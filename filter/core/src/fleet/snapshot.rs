@@ -69,7 +69,7 @@ pub struct IndexedModel {
 pub struct ModelBody {
     /// Pods, sorted by namespace and name.
     pub pods: Vec<FleetPod>,
-    /// Complete rolesets.
+    /// Complete rolesets, with their usable pods.
     pub rolesets: Vec<Roleset>,
     /// Config annotations, JSON each.
     pub configs: Vec<String>,

@@ -142,6 +142,7 @@ impl Flow {
             }
             Event::ResponseChunk { bytes, end } => {
                 leg.held = false;
+                let had_begun = leg.opening.as_ref().is_some_and(Opening::has_begun);
                 let verdict = leg
                     .opening
                     .as_mut()
@@ -149,7 +150,10 @@ impl Flow {
                         Verdict::Preamble if end => opening.finish(),
                         verdict => verdict,
                     });
-                if leg.opening.as_ref().is_none_or(Opening::speaks) {
+                let begins = !had_begun && leg.opening.as_ref().is_some_and(Opening::has_begun);
+                // Of what is held the client has nothing: only its beginning puts a limit off, or an
+                // engine could go on for ever without a word.
+                if verdict != Some(Verdict::Preamble) || begins {
                     leg.watch.chunk(scene.now_ms);
                 }
                 match verdict {

@@ -50,6 +50,7 @@ pub use event::{Event, Lost};
 pub use explain::explain;
 pub use head::{Head, Route, route};
 
+use crate::engine::trtllm::workers::MAX_INFO;
 use crate::reply::{Fault, PrefillFailure};
 use crate::worker::Scene;
 use state::State;
@@ -130,6 +131,19 @@ impl Flow {
         matches!(&self.state, State::Decoding(decoding) if decoding.opening.is_some())
     }
 
+    /// How many bytes of a call's answer matter now: what was read once stays the VM's memory.
+    #[must_use]
+    pub fn reads_of_reply(&self) -> usize {
+        /// Enough for the proxy's own words.
+        const NOTHING_ASKED: usize = 1 << 10;
+        match &self.state {
+            State::Freeing(_) | State::Aborting(_) => NOTHING_ASKED,
+            // One more tells that it is too long.
+            State::Preparing(_) => MAX_INFO.saturating_add(1),
+            _ => usize::MAX,
+        }
+    }
+
     /// Handles one event.
     pub fn on(&mut self, event: Event<'_>, scene: &mut Scene<'_>) -> Vec<Effect> {
         let mut effects = Vec::new();
@@ -155,6 +169,10 @@ impl Flow {
                 self.fail(&Fault::Misconfigured, scene, &mut effects)
             }
             (State::Awaiting { since, .. }, Event::Due) => self.wait(since, scene, &mut effects),
+            (State::Awaiting { .. }, Event::ResponseHeaders { proxy_details, .. }) => {
+                Self::warn_of_the_proxy(proxy_details, &mut effects);
+                self.rewrite(&Fault::NoSnapshot, scene, &mut effects)
+            }
             (State::Preparing(leg), event) => self.preparing(leg, event, scene, &mut effects),
             (State::Prefilling(leg), event) => self.prefilling(leg, event, scene, &mut effects),
             (State::Decoding(leg), event) => self.decoding(leg, event, scene, &mut effects),
@@ -166,7 +184,7 @@ impl Flow {
                 Event::Gone { .. },
             ) => self.client_gone(scene, &mut effects),
             (
-                State::Receiving { .. } | State::Awaiting { .. } | State::Rereading(_),
+                State::Receiving { .. } | State::Rereading(_),
                 Event::ResponseHeaders { status, .. },
             ) => self.ended("proxy_refused", status, scene, &mut effects),
             (state, _) => state,

@@ -141,7 +141,7 @@ impl Flow {
         scene.worker.orphans < limit
     }
 
-    /// The call that frees an orphan's KV is out. Its refusal is what was asked for.
+    /// The call that frees an orphan's KV is out. Of vLLM its refusal is what was asked for.
     pub(super) fn freeing(
         &self,
         leg: Freeing,
@@ -150,7 +150,15 @@ impl Flow {
         effects: &mut Vec<Effect>,
     ) -> State {
         match event {
-            Event::CallReply { .. } => self.laid_to_rest(leg.charge, "freed", scene, effects),
+            Event::CallReply { status, .. } => {
+                // A refusal of the body, or the one token that was asked for. What was turned away
+                // before its body was looked at has freed nothing.
+                let result = match status {
+                    200..=299 | 400 | 422 => "freed",
+                    _ => "not_freed",
+                };
+                self.laid_to_rest(leg.charge, result, scene, effects)
+            }
             Event::CallFailed | Event::CallLost(_) => {
                 self.laid_to_rest(leg.charge, "not_freed", scene, effects)
             }

@@ -36,9 +36,8 @@ impl Flow {
                 self.prefill_late(leg, scene, effects)
             }
             Event::ResponseHeaders { proxy_details, .. } => {
-                let limit = proxy_details.unwrap_or_default();
                 let pod = leg.choice.prefill_pod();
-                self.proxy_gave_up(pod, limit, scene, effects);
+                self.proxy_gave_up(pod, proxy_details, scene, effects);
                 Self::leave_retry(&leg.attempt, scene);
                 self.outlive(leg.into_orphan(true), scene)
             }
@@ -281,21 +280,27 @@ impl Flow {
     pub(super) fn proxy_gave_up(
         &self,
         pod: Option<&FleetPod>,
-        limit: &str,
+        proxy_details: Option<&str>,
         scene: &mut Scene<'_>,
         effects: &mut Vec<Effect>,
     ) {
-        effects.push(Effect::Warn(format!(
-            "Envoy did not let it wait for its prefill ({limit}): give the route that waiting \
-             requests take an idle_timeout above snapshotWait and prefillRequestTimeout, the latter \
-             once more for every retry"
-        )));
+        Self::warn_of_the_proxy(proxy_details, effects);
         let name = pod.map_or("", |pod| pod.name.as_str());
         let fault = Fault::Prefill {
             failure: PrefillFailure::Timeout,
-            detail: format!("prefill pod {name} did not answer while Envoy waited ({limit})"),
+            detail: format!("prefill pod {name} did not answer in the time Envoy allows it"),
         };
         self.rewrite(&fault, scene, effects);
+    }
+
+    /// Says what to change when the proxy ends a wait.
+    pub(super) fn warn_of_the_proxy(proxy_details: Option<&str>, effects: &mut Vec<Effect>) {
+        effects.push(Effect::Warn(format!(
+            "Envoy did not let it wait ({}): give the route that waiting requests take an \
+             idle_timeout above snapshotWait and prefillRequestTimeout, with what \
+             prefillTimeoutPerKiloToken adds to it, the latter once more for every retry",
+            proxy_details.unwrap_or_default()
+        )));
     }
 
     /// The client left while the leg is out: the work goes on without it.

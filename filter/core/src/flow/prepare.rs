@@ -75,7 +75,7 @@ impl Flow {
             Event::ResponseHeaders { proxy_details, .. } => {
                 Self::unasked(&leg, scene);
                 let pod = leg.prepared.choice.prefill_pod();
-                self.proxy_gave_up(pod, proxy_details.unwrap_or_default(), scene, effects);
+                self.proxy_gave_up(pod, proxy_details, scene, effects);
                 State::Ended
             }
             Event::Due if is_due && !leg.asks => self.prepare(leg.prepared, scene, effects),

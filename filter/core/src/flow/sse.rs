@@ -12,6 +12,9 @@ use std::borrow::Cow;
 /// Most bytes held while waiting for content; more than that is let go unseen.
 pub const HOLD_LIMIT: usize = 64 << 10;
 
+/// How a line of data begins.
+const DATA: &[u8] = b"data:";
+
 /// What a held stream turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -30,19 +33,17 @@ pub struct Opening {
     line: Vec<u8>,
     /// Bytes seen.
     seen: usize,
-    /// The last chunk held more than comments and blank lines.
-    speaks: bool,
+    /// A line of data was seen, if not whole.
+    begun: bool,
 }
 
 impl Opening {
     /// Feeds the next chunk.
     pub fn feed(&mut self, chunk: &[u8]) -> Verdict {
         self.seen = self.seen.saturating_add(chunk.len());
-        self.speaks = true;
         if self.seen > HOLD_LIMIT {
             return Verdict::Content;
         }
-        let mut speaks = false;
         let mut rest = chunk;
         // A line ends with either or both; the blank line between the two says nothing.
         while let Some(end) = memchr::memchr2(b'\r', b'\n', rest) {
@@ -50,21 +51,21 @@ impl Opening {
             self.line.extend_from_slice(head);
             rest = tail.get(1..).unwrap_or_default();
             let verdict = line_verdict(&self.line);
-            speaks |= !says_nothing(&self.line);
+            self.begun |= self.line.starts_with(DATA);
             self.line.clear();
             if verdict != Verdict::Preamble {
                 return verdict;
             }
         }
         self.line.extend_from_slice(rest);
-        self.speaks = speaks || !says_nothing(&self.line);
+        self.begun |= self.line.starts_with(DATA);
         Verdict::Preamble
     }
 
-    /// False when the last chunk was a mere sign of life: comments, blank lines. Engines and what
-    /// stands before them can send those for ever, and the client sees none of them.
-    pub fn speaks(&self) -> bool {
-        self.speaks
+    /// True once a line of data was seen. Before that there were only signs of life, such as
+    /// comments.
+    pub fn has_begun(&self) -> bool {
+        self.begun
     }
 
     /// The stream is over: what its last line says, which may lack a line end.
@@ -73,13 +74,9 @@ impl Opening {
     }
 }
 
-fn says_nothing(line: &[u8]) -> bool {
-    matches!(line.first(), None | Some(b':'))
-}
-
 /// What one line says.
 fn line_verdict(line: &[u8]) -> Verdict {
-    let Some(data) = line.strip_prefix(b"data:") else {
+    let Some(data) = line.strip_prefix(DATA) else {
         // Blank lines, comments (keep-alives) and event names say nothing by themselves.
         return Verdict::Preamble;
     };
@@ -220,19 +217,17 @@ mod tests {
     }
 
     #[test]
-    fn comments_are_no_more_than_a_sign_of_life() {
+    fn a_stream_begins_with_its_first_data() {
         let mut opening = Opening::default();
-        for (chunk, speaks) in [
+        for (chunk, has_begun) in [
             (": ping\n\n", false),
             (": pi", false),
-            ("ng\n\n", false),
+            ("ng\n\nevent: ping\nretry: 1\n", false),
             (": ping\n\ndata: ", true),
-            (&ROLE[6..20], true),
-            (&ROLE[20..], true),
-            ("\n", false),
+            (&ROLE[6..], true),
         ] {
             assert_eq!(opening.feed(chunk.as_bytes()), Verdict::Preamble);
-            assert_eq!(opening.speaks(), speaks, "{chunk:?}");
+            assert_eq!(opening.has_begun(), has_begun, "{chunk:?}");
         }
     }
 

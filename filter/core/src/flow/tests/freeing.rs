@@ -155,3 +155,26 @@ fn a_context_is_let_go_by_a_leg_of_one_token() {
         assert_eq!(asked, expected, "{events:?}");
     }
 }
+
+#[test]
+fn kv_is_freed_by_a_pod_that_looks_at_the_call_and_not_by_one_that_turns_it_away() {
+    let cases = [
+        (200, "freed"),
+        (400, "freed"),
+        (422, "freed"),
+        (404, "not_freed"),
+        (429, "not_freed"),
+        (500, "not_freed"),
+        (503, "not_freed"),
+    ];
+    for (status, result) in cases {
+        let mut stage = stage("vllm", 1);
+        let (_, mut flow) = run(&mut stage, HANDED_OVER, &[of_proxy(CUT)]);
+        let answer = Event::CallReply { status, body: b"" };
+        let effects = stage.on(&mut flow, answer);
+        let counted = super::watchdog::counted(&effects, crate::meters::Meter::Orphan, result);
+        assert_eq!(counted, 1, "{status}");
+        assert!(flow.is_ended());
+        stage.assert_at_rest();
+    }
+}

@@ -62,3 +62,16 @@ fn a_wait_for_the_look_up_that_the_proxy_cuts_leaves_nothing_behind() {
     let effects = stage.on(&mut next, Event::Body(CHAT));
     assert_eq!(call(&effects).path, "/server_info");
 }
+
+#[test]
+fn a_wait_for_the_snapshot_that_the_proxy_cuts_is_not_ready() {
+    let mut stage = Stage::empty(r#"{"snapshotWait":5}"#);
+    let mut flow = stage.flow();
+    assert!(stage.on(&mut flow, Event::Body(CHAT)).is_empty());
+    let effects = stage.on(&mut flow, TIMEOUT);
+    assert_eq!(reply(&effects).status, 503);
+    assert!(warned(&effects));
+    assert_eq!(endings(&effects), 1);
+    assert!(flow.is_ended());
+    stage.assert_at_rest();
+}

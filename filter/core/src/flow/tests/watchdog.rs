@@ -122,11 +122,11 @@ fn an_answer_that_is_not_streamed_must_end_in_time() {
 
 #[test]
 fn a_begun_stream_must_go_on() {
-    for (first, held) in [(ROLE, true), (TOKEN, false)] {
+    for (first, chunks, held) in [(ROLE, 1, true), (TOKEN, 100, false)] {
         let mut stage = Stage::new(1, SHORT);
         let mut flow = decoding(&mut stage, STREAM, HANDED_OVER);
         stage.on(&mut flow, headers(200, true));
-        for _ in 0..100 {
+        for _ in 0..chunks {
             stage.on(&mut flow, chunk(first));
             assert_eq!(flow.deadline(), Some(stage.now_ms + 750));
             stage.now_ms += 749;
@@ -297,7 +297,7 @@ fn legs_that_go_out_together_are_timed_from_the_prefills_success() {
 }
 
 #[test]
-fn comments_before_the_first_content_put_no_limit_off() {
+fn what_is_held_puts_no_limit_off_but_by_its_beginning() {
     // SHORT's first limit, and the backstop where there is no other.
     for (config, limit_ms) in [(SHORT, 250), (r#"{"streamIdleBackstop": 0.6}"#, 600)] {
         let mut stage = Stage::new(1, config);
@@ -313,5 +313,21 @@ fn comments_before_the_first_content_put_no_limit_off() {
         let effects = due(&mut stage, &mut flow);
         message(&effects);
         assert_ended(&mut stage, &mut flow, &effects, "first_response");
+    }
+    for (config, limit_ms) in [(SHORT, 750), (r#"{"streamIdleBackstop": 0.6}"#, 600)] {
+        let mut stage = Stage::new(1, config);
+        let mut flow = decoding(&mut stage, STREAM, HANDED_OVER);
+        stage.on(&mut flow, headers(200, true));
+        stage.now_ms += 100;
+        let until = stage.now_ms + limit_ms;
+        while stage.now_ms + 50 < until {
+            let effects = stage.on(&mut flow, chunk(ROLE));
+            assert!(has(&effects, |effect| matches!(effect, Effect::Hold)));
+            stage.now_ms += 50;
+        }
+        assert_eq!(flow.deadline(), Some(until));
+        let effects = due(&mut stage, &mut flow);
+        message(&effects);
+        assert_ended(&mut stage, &mut flow, &effects, "stream_idle");
     }
 }
