@@ -20,10 +20,16 @@ pub struct Roleset {
     pub decode: Vec<u16>,
 }
 
-/// The rolesets of one model's pods, sorted by namespace and name, also those without a usable
-/// pod of one phase.
+/// The rolesets of one model's pods that have pods of both phases, usable or not, sorted by
+/// namespace and name.
 pub fn group(pods: &[Pod]) -> Vec<Roleset> {
-    let mut groups: BTreeMap<(&str, &str), Roleset> = BTreeMap::new();
+    #[derive(Default)]
+    struct Group {
+        usable: Roleset,
+        has_prefill: bool,
+        has_decode: bool,
+    }
+    let mut groups: BTreeMap<(&str, &str), Group> = BTreeMap::new();
     for (position, pod) in (0_u16..).zip(pods) {
         let Some(name) = pod.roleset.as_deref() else {
             continue;
@@ -31,28 +37,34 @@ pub fn group(pods: &[Pod]) -> Vec<Roleset> {
         if pod.role == Role::Standard {
             continue;
         }
-        let group = groups
-            .entry((&pod.namespace, name))
-            .or_insert_with(|| Roleset {
-                namespace: pod.namespace.clone(),
-                name: name.to_owned(),
-                ..Roleset::default()
-            });
-        match pod.role {
-            _ if !pod.usable() => {}
-            Role::Prefill => group.prefill.push(position),
-            Role::Decode => group.decode.push(position),
-            Role::Standard => {}
+        let group = groups.entry((&pod.namespace, name)).or_default();
+        let positions = if pod.role == Role::Prefill {
+            group.has_prefill = true;
+            &mut group.usable.prefill
+        } else {
+            group.has_decode = true;
+            &mut group.usable.decode
+        };
+        if pod.usable() {
+            positions.push(position);
         }
     }
-    groups.into_values().collect()
+    groups
+        .into_iter()
+        .filter(|(_, group)| group.has_prefill && group.has_decode)
+        .map(|((namespace, name), group)| Roleset {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            ..group.usable
+        })
+        .collect()
 }
 
 // === impl Roleset ===
 
 impl Roleset {
     /// At least one usable pod of each phase.
-    pub fn complete(&self) -> bool {
+    pub fn serves(&self) -> bool {
         !self.prefill.is_empty() && !self.decode.is_empty()
     }
 }
@@ -91,34 +103,23 @@ mod tests {
             pod("a", Some(""), Role::Prefill),
         ];
         let groups = group(&pods);
-        let names: Vec<_> = groups
-            .iter()
-            .map(|group| {
-                (
-                    group.namespace.as_str(),
-                    group.name.as_str(),
-                    group.complete(),
-                )
-            })
-            .collect();
-        assert_eq!(
-            names,
-            [("a", "", false), ("a", "r", true), ("b", "r", false)]
-        );
-        assert_eq!(
-            (&*groups[1].prefill, &*groups[1].decode),
-            (&[1][..], &[2][..])
-        );
+        let expected = Roleset {
+            namespace: "a".to_owned(),
+            name: "r".to_owned(),
+            prefill: vec![1],
+            decode: vec![2],
+        };
+        assert_eq!(groups, [expected]);
     }
 
     #[test]
-    fn a_pod_that_is_not_ready_or_drains_completes_nothing() {
+    fn a_roleset_whose_pods_are_not_ready_or_drain_is_one_that_serves_nothing() {
         let mut draining = pod("a", Some("r"), Role::Prefill);
         draining.draining = true;
         let mut starting = pod("a", Some("r"), Role::Prefill);
         starting.ready = false;
         let groups = group(&[draining, starting, pod("a", Some("r"), Role::Decode)]);
         assert_eq!(groups.len(), 1);
-        assert!(!groups[0].complete());
+        assert!(groups[0].prefill.is_empty() && !groups[0].serves());
     }
 }

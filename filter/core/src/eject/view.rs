@@ -1,14 +1,14 @@
 //! Whom a choice avoids: the ejected, as far as the model can do without them.
 //!
 //! Counted are *pairs* (each prefill pod of a roleset with each of its decode pods) and *singles*
-//! (standard pods, and decode pods of no complete roleset). An ejected pod takes its pairs along.
+//! (standard pods, and decode pods of no roleset that serves). An ejected pod takes its pairs along.
 //! Ejections are taken in the order they end, and one that would take more than `percent` of the
 //! pairs or of the singles, or the last of them, is passed over; a lone single may go while
 //! there are pairs. The rule is applied here, at every look, and not only when something is
 //! ejected: the fleet may have shrunk since.
 
 use super::entry::{Entry, Phase, Subject};
-use crate::fleet::ModelFleet;
+use crate::fleet::{ModelFleet, Roleset};
 use crate::ledger::PodKey;
 use crate::select::Shape;
 use pd_wire::topology::Role;
@@ -163,6 +163,11 @@ fn in_order(entries: &[Entry]) -> Vec<&Entry> {
 
 // === impl Stock ===
 
+/// The rolesets that pairs can be chosen from; pods of the others serve alone.
+fn serving_sets(fleet: &ModelFleet) -> impl Iterator<Item = &Roleset> {
+    fleet.rolesets.iter().filter(|set| set.serves())
+}
+
 impl<'a> Stock<'a> {
     fn new(fleet: &'a ModelFleet, ejected: &[&Entry], percent: u64) -> Self {
         let mut keys: Vec<PodKey> = ejected
@@ -176,12 +181,10 @@ impl<'a> Stock<'a> {
             .map(|(at, pod)| (pod.key, at))
             .collect();
         positions.sort_unstable();
-        let pairs: u64 = fleet
-            .rolesets
-            .iter()
+        let pairs: u64 = serving_sets(fleet)
             .map(|set| count(set.prefill.len()).saturating_mul(count(set.decode.len())))
             .fold(0, u64::saturating_add);
-        let paired: usize = fleet.rolesets.iter().map(|set| set.decode.len()).sum();
+        let paired: usize = serving_sets(fleet).map(|set| set.decode.len()).sum();
         let serving = fleet
             .pods
             .iter()
@@ -235,7 +238,7 @@ impl<'a> Stock<'a> {
                 taken
             }
             Place::Pod(pod) => {
-                let mut sets = self.fleet.rolesets.iter();
+                let mut sets = serving_sets(self.fleet);
                 let set = sets.find(|set| set.prefill.contains(&pod) || set.decode.contains(&pod));
                 let taken = match set {
                     None => self.singles.take(1),

@@ -46,12 +46,10 @@ pub fn body(mut model: Model) -> Option<ModelBody> {
     model
         .pods
         .sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
-    let mut rolesets = roleset::group(&model.pods);
-    rolesets.retain(roleset::Roleset::complete);
     let configs: Result<Vec<String>, _> = model.configs.iter().map(serde_json::to_string).collect();
     Some(ModelBody {
         config: model.pods.iter().find_map(|pod| pod.config),
-        rolesets,
+        rolesets: roleset::group(&model.pods),
         configs: configs.ok()?,
         pods: model.pods.into_iter().map(fleet_pod).collect(),
     })

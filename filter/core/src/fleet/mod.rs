@@ -32,7 +32,8 @@ pub struct ModelFleet {
     pub slot: u16,
     /// All pods, sorted by namespace and name.
     pub pods: Rc<[FleetPod]>,
-    /// Complete rolesets: at least one ready, undrained prefill and one such decode pod.
+    /// Complete rolesets: those with a prefill and a decode pod, ready or not. They list the usable
+    /// ones.
     pub rolesets: Rc<[Roleset]>,
     /// Config annotations of the pods.
     pub configs: Rc<[ModelConfig]>,

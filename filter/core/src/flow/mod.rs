@@ -41,6 +41,7 @@ mod state;
 mod tests;
 mod timers;
 mod together;
+mod unserved;
 mod verdict;
 
 pub use crate::request::patch::BodyEdit;

@@ -50,7 +50,7 @@ pub(super) struct Plan {
     plain: Strategy,
     settings: Settings,
     /// The client's own header excludes pods.
-    filtered: bool,
+    pub(super) filtered: bool,
     /// Pods the request may use, by position; empty = all.
     pub(super) pods_allowed: Vec<bool>,
     /// Most requests per second of the profile, over all replicas; 0 = no limit.
@@ -283,7 +283,12 @@ impl Plan {
                     .pod(pod)
                     .is_some_and(|pod| pod.role == Role::Decode)
         };
-        allows(&self.pods_allowed, pod) && (self.engine.decodes_alone() || !useless())
+        self.allows(pod) && (self.engine.decodes_alone() || !useless())
+    }
+
+    /// True when the request's own header lets it use the pod.
+    pub(super) fn allows(&self, pod: u16) -> bool {
+        allows(&self.pods_allowed, pod)
     }
 
     /// What adaptive buckets are asked; `None` when they do not matter to the request.
@@ -327,33 +332,6 @@ impl Plan {
                 self.charged_tokens.saturating_mul(missing) / 100
             }
             _ => self.charged_tokens,
-        }
-    }
-
-    pub(super) fn no_pod(&self, detail: String) -> Fault {
-        Fault::NoPod {
-            model: self.fleet.name.to_string(),
-            detail,
-        }
-    }
-
-    /// The client's view of a refusal.
-    pub(super) fn fault(&self, refusal: &Refusal) -> Fault {
-        if refusal.at_capacity() {
-            Fault::Capacity(self.fleet.name.to_string())
-        } else {
-            self.no_pod(refusal.to_string() + self.filter_hint())
-        }
-    }
-
-    /// What the client should know when its own header left too little.
-    fn filter_hint(&self) -> &'static str {
-        if !self.filtered {
-            ""
-        } else if self.pods_allowed.iter().any(|allowed| *allowed) {
-            "; the header external-filter excludes some of its pods"
-        } else {
-            "; the header external-filter excludes all of its pods"
         }
     }
 }

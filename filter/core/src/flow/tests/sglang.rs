@@ -358,6 +358,12 @@ fn what_needs_a_pod_that_answers_alone_is_refused() {
     let mut stage = stage();
     let mut flow = stage.flow();
     let effects = stage.on(&mut flow, Event::Body(many));
-    assert_eq!(reply(&effects).status, 503);
+    let reply = reply(&effects);
+    assert_eq!(reply.status, 503);
+    let text = String::from_utf8_lossy(&reply.body);
+    assert!(
+        text.contains("answers alone; start a standard pod"),
+        "{text}"
+    );
     stage.assert_at_rest();
 }

@@ -271,3 +271,31 @@ fn without_local_prefill_one_pair_costs_no_index() {
     stage.on(&mut flow, OK);
     assert_eq!(stage.store.calls(), learnt);
 }
+
+#[test]
+fn a_model_in_pairs_stays_one_while_its_prefill_pods_are_away() {
+    for (config, serves) in [
+        (r#"{"prefillFallback":"strict"}"#, false),
+        ("", false),
+        (r#"{"prefillFallback":"decode"}"#, true),
+    ] {
+        let prefill = pod("ns/p0").prefill().roleset("r").draining();
+        let decode = pod("ns/d0").decode().roleset("r").address("10.0.0.2:8000");
+        let mut stage = Stage::empty(config);
+        let bytes = topology(1, 1)
+            .model(model("m").pod(prefill).pod(decode))
+            .json();
+        accept_topology(&stage.store, &bytes, 0).unwrap();
+        stage.worker.fleet.refresh(&stage.store);
+        let mut flow = stage.flow();
+        let effects = stage.on(&mut flow, Event::Body(CHAT));
+        if serves {
+            assert_eq!(leg(&effects).address, "10.0.0.2:8000");
+        } else {
+            let reply = reply(&effects);
+            assert_eq!(reply.status, 503);
+            let text = String::from_utf8_lossy(&reply.body);
+            assert!(text.contains("prefill pods are not ready"), "{text}");
+        }
+    }
+}
