@@ -96,7 +96,7 @@ pub async fn check(options: &CheckOptions) -> anyhow::Result<Report> {
         match &entry.reading {
             Reading::Foreign => *role = "(no model label)".to_owned(),
             Reading::Worker { reason } => *role = format!("({reason})"),
-            Reading::Unreachable { model: served } => *model = served.clone(),
+            Reading::Unreachable { model: served, .. } => *model = served.clone(),
             Reading::Serving {
                 model: served,
                 record,

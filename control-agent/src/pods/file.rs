@@ -32,13 +32,13 @@ pub type FleetSender = watch::Sender<Option<Arc<Fleet>>>;
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
-    #[error("{0}")]
+    #[error(transparent)]
     Read(#[from] std::io::Error),
     /// It is longer than the limit.
     #[error("longer than {MAX_FILE} bytes")]
     TooLong,
     /// Its text is refused.
-    #[error("{0}")]
+    #[error(transparent)]
     Text(#[from] document::DocumentError),
 }
 
@@ -73,6 +73,7 @@ pub async fn follow(
         last: None,
         hash: None,
         said: BTreeSet::new(),
+        failing: false,
     };
     loop {
         // Reading and parsing a large list takes a while: off the reactor.
@@ -86,6 +87,7 @@ pub async fn follow(
             Step::Same => {}
             Step::Failed(error) => {
                 metrics.pods_file_failed();
+                follower.failing = true;
                 if follower.said.insert(error.clone()) {
                     tracing::warn!(file = %follower.path.display(), error, "pods file not usable, the pods known before stay");
                 }
@@ -101,8 +103,15 @@ pub async fn follow(
                     }
                     changed
                 });
+                let repaired = std::mem::take(&mut follower.failing);
                 if changed {
                     tracing::info!(models, pods, "pods loaded");
+                } else if repaired {
+                    tracing::info!(
+                        models,
+                        pods,
+                        "pods file usable again, the pods are the same"
+                    );
                 }
             }
         }
@@ -126,6 +135,8 @@ struct Follower {
     hash: Option<u64>,
     /// Warnings already logged that still hold.
     said: BTreeSet<String>,
+    /// It was not usable when it was read last.
+    failing: bool,
 }
 
 impl Follower {
@@ -171,5 +182,68 @@ impl Follower {
             tracing::warn!(warning, "pods file");
         }
         self.said = warnings;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str =
+        "- {metadata: {name: a, labels: {model.aibrix.ai/name: m}}, status: {podIP: 10.0.0.1}}";
+
+    /// Waits until the log says `line`.
+    async fn logged(log: &Path, line: &str) {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(20);
+        while !std::fs::read_to_string(log).unwrap().contains(line) {
+            assert!(
+                tokio::time::Instant::now() < deadline,
+                "never logged: {line}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_repaired_file_is_said_to_be_usable_again_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (pods, log) = (folder.path().join("pods.yaml"), folder.path().join("log"));
+        let writer = Arc::new(std::fs::File::create(&log).unwrap());
+        let subscriber = tracing_subscriber::fmt()
+            .with_writer(writer)
+            .with_ansi(false);
+        // For this thread, on which the follower logs.
+        let _guard = tracing::subscriber::set_default(subscriber.finish());
+        let replace = |text: &str| {
+            let fresh = folder.path().join("fresh");
+            std::fs::write(&fresh, text).unwrap();
+            std::fs::rename(&fresh, &pods).unwrap();
+        };
+        replace(GOOD);
+        let (fleets, mut fleet) = watch::channel(None);
+        let (stop_all, stop) = Stop::channel();
+        let poll = Duration::from_millis(1);
+        let following = tokio::spawn(follow(pods.clone(), poll, fleets, Arc::default(), stop));
+        logged(&log, "pods loaded").await;
+        replace("a: b: c");
+        logged(&log, "not usable").await;
+        replace(GOOD);
+        logged(&log, "usable again").await;
+        // What comes after is a change like any other.
+        replace(&GOOD.replace("name: a", "name: b"));
+        let is_b = |fleet: &Option<Arc<Fleet>>| {
+            fleet
+                .iter()
+                .flat_map(|fleet| &fleet.members)
+                .any(|member| member.key.name == "b")
+        };
+        let changed = tokio::time::timeout(Duration::from_secs(20), fleet.wait_for(is_b));
+        drop(changed.await.unwrap().unwrap());
+        stop_all.send_replace(true);
+        following.await.unwrap().unwrap();
+        let log = std::fs::read_to_string(&log).unwrap();
+        assert_eq!(log.matches("usable again").count(), 1, "{log}");
+        assert_eq!(log.matches("not usable").count(), 1, "{log}");
+        assert_eq!(log.matches("pods loaded").count(), 2, "{log}");
     }
 }

@@ -7,4 +7,5 @@
 pub mod document;
 pub mod file;
 pub mod index;
+mod keys;
 pub mod settings;

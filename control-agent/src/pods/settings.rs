@@ -9,14 +9,20 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use k8s_openapi::api::core::v1::Pod;
+use pd_wire::knobs::excerpt;
 use pd_wire::names;
 use pd_wire::profile::ModelConfig;
+use pd_wire::spelling::closest;
 use pd_wire::topology;
+
+use super::keys;
 
 /// Label of Ray's worker pods, which serve no HTTP.
 const LABEL_RAY_NODE: &str = "ray.io/node-type";
 /// Engine of a pod without an engine label.
 const DEFAULT_ENGINE: &str = "vllm";
+/// Values of the role label that say on purpose: neither a prefill nor a decode pod.
+const STANDARD_ROLES: [&str; 3] = ["all", "combined", "standard"];
 
 /// Where a pod description comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +76,17 @@ pub struct Record {
     pub metrics: SocketAddr,
 }
 
+/// What a pod's labels say of its part in pairs, whether or not it can take requests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Part {
+    /// Phase it serves.
+    pub role: topology::Role,
+    /// Value of its roleset label.
+    pub roleset: Option<String>,
+    /// Value of its engine label.
+    pub engine: String,
+}
+
 /// What a pod object means for routing.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reading {
@@ -84,6 +101,8 @@ pub enum Reading {
     Unreachable {
         /// Model it will serve.
         model: String,
+        /// Its part once it has an address.
+        part: Part,
     },
     /// Can be routed to.
     Serving {
@@ -98,7 +117,7 @@ pub enum Reading {
 pub fn read(pod: &Pod, name: &PodName, source: Source) -> (Reading, Vec<String>) {
     let mut reader = Reader {
         pod,
-        warnings: Vec::new(),
+        warnings: keys::idle(&pod.metadata.labels, &pod.metadata.annotations),
     };
     let reading = reader.read(name, source);
     (reading, reader.warnings)
@@ -121,37 +140,23 @@ impl<'a> Reader<'a> {
             return Reading::Worker { reason };
         }
         let model = model.to_owned();
+        let config = self.config();
+        let part = self.part(config.as_ref().map(|(_, config)| config));
         let Some(ip) = self.ip() else {
-            return Reading::Unreachable { model };
+            return Reading::Unreachable { model, part };
         };
         let port = self.port(names::LABEL_PORT, names::DEFAULT_MODEL_PORT);
         let metric_port = self.port(names::LABEL_METRIC_PORT, port);
-        let role = match self.label(names::LABEL_ROLE) {
-            Some("prefill") => topology::Role::Prefill,
-            Some("decode") => topology::Role::Decode,
-            _ => topology::Role::Standard,
-        };
-        // An empty roleset label is a legal group name, so only its presence counts.
         let labels = self.pod.metadata.labels.clone().unwrap_or_default();
-        let roleset = labels.get(names::LABEL_ROLESET).cloned();
-        if role != topology::Role::Standard && roleset.is_none() {
-            self.warn(format!(
-                "no label {}: the pod takes no part in prefill/decode routing",
-                names::LABEL_ROLESET
-            ));
-        }
         let record = Record {
             pod: topology::Pod {
                 namespace: name.namespace.clone(),
                 name: name.name.clone(),
                 uid: self.uid(name, ip, source),
                 address: SocketAddr::new(ip, port).to_string(),
-                role,
-                roleset,
-                engine: self
-                    .label(names::LABEL_ENGINE)
-                    .unwrap_or(DEFAULT_ENGINE)
-                    .to_owned(),
+                role: part.role,
+                roleset: part.roleset,
+                engine: part.engine,
                 kv_connector: self
                     .label(names::LABEL_KV_CONNECTOR)
                     .map(str::to_ascii_lowercase),
@@ -162,7 +167,7 @@ impl<'a> Reader<'a> {
                 draining: self.draining(),
                 labels: self.bounded(labels),
             },
-            config: self.config(),
+            config,
             metrics: SocketAddr::new(ip, metric_port),
         };
         Reading::Serving {
@@ -207,6 +212,52 @@ impl<'a> Reader<'a> {
             ));
         }
         Some("not the first pod of its group")
+    }
+
+    fn part(&mut self, config: Option<&ModelConfig>) -> Part {
+        let role = self.role(config);
+        // An empty roleset label is a legal group name, so only its presence counts.
+        let labels = self.pod.metadata.labels.as_ref();
+        let roleset = labels.and_then(|labels| labels.get(names::LABEL_ROLESET));
+        if role != topology::Role::Standard && roleset.is_none() {
+            self.warn(format!(
+                "no label {}: the pod takes no part in prefill/decode routing",
+                names::LABEL_ROLESET
+            ));
+        }
+        let engine = self.label(names::LABEL_ENGINE).unwrap_or(DEFAULT_ENGINE);
+        Part {
+            role,
+            roleset: roleset.cloned(),
+            engine: engine.to_owned(),
+        }
+    }
+
+    /// Any other role than the two is a standard pod's; one that neither its name nor a profile
+    /// calls that is more likely misspelt.
+    fn role(&mut self, config: Option<&ModelConfig>) -> topology::Role {
+        let text = match self.label(names::LABEL_ROLE) {
+            Some("prefill") => return topology::Role::Prefill,
+            Some("decode") => return topology::Role::Decode,
+            Some(text) if !STANDARD_ROLES.contains(&text) => text,
+            _ => return topology::Role::Standard,
+        };
+        let mut profiles = config
+            .into_iter()
+            .flat_map(|config| config.profiles.values());
+        if !profiles.any(|profile| profile.combined) {
+            let fix = match closest(text, ["prefill", "decode"]) {
+                Some(meant) => format!("did you mean {meant}?"),
+                None => "if that is meant, call it \"all\" or leave the label out".to_owned(),
+            };
+            self.warn(format!(
+                "label {} is {:?}, neither \"prefill\" nor \"decode\": the pod counts as a \
+                 standard one; {fix}",
+                names::LABEL_ROLE,
+                excerpt(text)
+            ));
+        }
+        topology::Role::Standard
     }
 
     fn ip(&mut self) -> Option<IpAddr> {

@@ -7,9 +7,11 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+use pd_wire::names;
 use pd_wire::profile::ModelConfig;
 use pd_wire::topology::{MAX_MODELS, MAX_PODS, Model, Pod};
 
+use super::pairs::{self, Half};
 use crate::pods::index::Index;
 use crate::pods::settings::{Reading, Record};
 
@@ -53,6 +55,9 @@ impl Fleet {
     pub fn of(index: &Index) -> Self {
         let mut warnings = Vec::new();
         let mut models: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
+        let mut halves: BTreeMap<&str, Vec<Half<'_>>> = BTreeMap::new();
+        let mut foreign = Vec::new();
+        let mut pods = 0_usize;
         for (name, entry) in index.entries() {
             warnings.extend(
                 entry
@@ -60,17 +65,40 @@ impl Fleet {
                     .iter()
                     .map(|warning| format!("pod {name}: {warning}")),
             );
+            pods += 1;
             match &entry.reading {
                 Reading::Serving { model, record } => {
                     models.entry(model).or_default().push(record);
                 }
                 // A model without any reachable pod still exists: its requests get a 503, not
                 // a 404.
-                Reading::Unreachable { model } => {
+                Reading::Unreachable { model, .. } => {
                     models.entry(model).or_default();
                 }
-                Reading::Foreign | Reading::Worker { .. } => {}
+                Reading::Foreign => foreign.push(name),
+                Reading::Worker { .. } => {}
             }
+            if let Some((model, half)) = Half::of(&name.namespace, &entry.reading) {
+                halves.entry(model).or_default().push(half);
+            }
+        }
+        if pods == 0 {
+            warnings.push(
+                "no pod was found: requests for any model get a 404; list pods under `items`"
+                    .to_owned(),
+            );
+        }
+        if !foreign.is_empty() {
+            let named = pairs::first(foreign.iter().map(ToString::to_string));
+            warnings.push(format!(
+                "{} of {pods} pods have no label (or annotation) {} and take no requests; give it \
+                 to those that serve a model: {named}",
+                foreign.len(),
+                names::LABEL_MODEL
+            ));
+        }
+        for (model, halves) in halves.iter().take(MAX_MODELS) {
+            warnings.extend(pairs::warnings(model, halves));
         }
         if models.len() > MAX_MODELS {
             warnings.push(format!(
@@ -190,5 +218,83 @@ mod tests {
             2,
             "a model without room for pods is still known"
         );
+    }
+
+    /// The fleet of a pods file.
+    fn of_file(text: &str) -> Fleet {
+        crate::pods::file::load(text).unwrap().1
+    }
+
+    /// A pod of model `m` as a line of YAML.
+    fn half(name: &str, role: &str, roleset: &str, status: &str) -> String {
+        format!(
+            "- {{metadata: {{name: {name}, labels: {{model.aibrix.ai/name: m, role-name: {role}, \
+             roleset-name: {roleset}}}}}, status: {{{status}}}}}\n"
+        )
+    }
+
+    #[test]
+    fn a_file_without_pods_says_so() {
+        let no_pod =
+            ["no pod was found: requests for any model get a 404; list pods under `items`"];
+        assert_eq!(of_file("items: []").warnings, no_pod);
+        assert_eq!(
+            of_file("{kind: Service, metadata: {name: s}}").warnings,
+            no_pod
+        );
+    }
+
+    #[test]
+    fn pods_without_a_model_are_counted_in_one_warning() {
+        let foreign: String = (0..9)
+            .map(|n| format!("- metadata: {{name: f{n}}}\n"))
+            .collect();
+        let ours = half("ours", "all", "r", "podIP: 10.0.0.1");
+        assert_eq!(
+            of_file(&(foreign + &ours)).warnings,
+            [
+                "9 of 10 pods have no label (or annotation) model.aibrix.ai/name and take no \
+                 requests; give it to those that serve a model: default/f0, default/f1, \
+                 default/f2, default/f3 and 5 more"
+            ]
+        );
+    }
+
+    #[test]
+    fn halves_that_cannot_be_paired_are_told_whatever_their_state() {
+        let up = "podIP: 10.0.0.1";
+        let prefill = half("p", "prefill", "a", up);
+        let fix =
+            "give a role-name prefill and a decode pod of one namespace the same roleset-name";
+        let split = format!(
+            "model m: no request is split into prefill and decode: roleset default/a has no \
+             decode pod, roleset default/b has no prefill pod; {fix}"
+        );
+        let about_pairs = |decode: &str| {
+            let mut warnings = of_file(&format!("{prefill}{decode}")).warnings;
+            warnings.retain(|warning| !warning.contains("status.podIP"));
+            warnings
+        };
+        let states = [
+            up,
+            "podIP: 10.0.0.1, conditions: [{type: Ready, status: \"False\"}]",
+            "podIP: \"\"",
+        ];
+        for state in states {
+            assert_eq!(
+                about_pairs(&half("d", "decode", "b", state)),
+                [split.as_str()]
+            );
+            assert_eq!(
+                about_pairs(&half("d", "decode", "a", state)),
+                Vec::<String>::new(),
+                "{state}"
+            );
+        }
+        // The misspelt role is no half at all.
+        let warnings = about_pairs(&half("d", "decod", "a", up));
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(warnings[0].starts_with("pod default/d: label role-name is \"decod\""));
+        assert!(warnings[1].starts_with("model m: ") && warnings[1].contains("no decode pod;"));
     }
 }

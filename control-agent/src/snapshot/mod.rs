@@ -2,5 +2,6 @@
 
 pub mod fleet;
 pub mod message;
+mod pairs;
 
 pub use fleet::{Fleet, Member, MemberKey};

@@ -218,6 +218,7 @@ fn check_prints_a_table_and_ends_with_1_if_anything_is_wrong() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let good = PodSpec::new("good", address).role("prefill");
+    let partner = PodSpec::new("partner", address).role("decode");
     let check = |pods: &[PodSpec]| {
         let file = PodsFile::new(pods);
         program()
@@ -227,7 +228,7 @@ fn check_prints_a_table_and_ends_with_1_if_anything_is_wrong() {
             .output()
             .unwrap()
     };
-    let output = check(std::slice::from_ref(&good));
+    let output = check(&[good.clone(), partner]);
     let (table, errors) = text(&output);
     assert_eq!(output.status.code(), Some(0), "{table}{errors}");
     let row = table
@@ -258,4 +259,29 @@ fn check_prints_a_table_and_ends_with_1_if_anything_is_wrong() {
         "{table}"
     );
     assert!(table.ends_with("2 pods, 2 warnings\n"), "{table}");
+
+    let (table, _) = text(&check(&[]));
+    assert!(table.ends_with("0 pods, 1 warnings\n"), "{table}");
+    assert_eq!(check(&[]).status.code(), Some(1));
+}
+
+#[test]
+fn check_says_once_what_is_wrong_with_the_text_of_a_file() {
+    let file = PodsFile::new(&[]);
+    file.replace_text("a: b: c");
+    let mut check = program();
+    check.arg("check").arg("--pods-file").arg(file.path());
+    let output = check.output().unwrap();
+    let (_, errors) = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert_eq!(
+        errors.matches("neither JSON nor YAML").count(),
+        1,
+        "{errors}"
+    );
+    assert_eq!(errors.lines().count(), 1, "{errors}");
+    assert!(
+        errors.contains(&file.path().display().to_string()),
+        "{errors}"
+    );
 }

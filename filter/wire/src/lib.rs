@@ -9,5 +9,6 @@ pub mod names;
 pub mod profile;
 pub mod roleset;
 pub mod samples;
+pub mod spelling;
 pub mod tokenizer;
 pub mod topology;

@@ -2,10 +2,11 @@
 //!
 //! Parsed leniently, because a mistake in one pod's annotation must not take a model down: a bad
 //! field is reported and the value that would hold without it stands; unknown fields are
-//! ignored; text that is no JSON object counts as no annotation. `null` means "not given".
+//! reported and ignored; text that is no JSON object counts as no annotation. `null` means "not given".
 //!
 //! The types carry no optional serde fields, so that formats without a schema can store them.
 
+mod members;
 mod parse;
 
 use crate::knobs::Overrides;

@@ -206,7 +206,12 @@ fn a_pod_without_a_usable_ip_is_left_out_but_its_model_is_known() {
         assert_eq!(
             reading,
             Reading::Unreachable {
-                model: "m".to_owned()
+                model: "m".to_owned(),
+                part: Part {
+                    role: topology::Role::Decode,
+                    roleset: Some("r".to_owned()),
+                    engine: "vllm".to_owned(),
+                }
             },
             "{ip}"
         );
@@ -280,4 +285,71 @@ fn labels_are_pushed_as_they_are_up_to_a_bound() {
     let expected = format!("labels of more than 4096 bytes: {left_out} of 65 are left out");
     assert!(warnings[0].starts_with(&expected), "{warnings:?}");
     assert!(read.pod.labels.contains_key("x00") && !read.pod.labels.contains_key("zone"));
+}
+
+#[test]
+fn a_role_that_is_none_is_reported_unless_it_is_called_a_standard_one() {
+    let warned = |role: &str, extra: &[(char, &str)]| {
+        let line = format!("role-name: \"{role}\"");
+        let mut lines = vec![('L', line.as_str())];
+        lines.extend(extra);
+        let (record, warnings) = record(&pod(&lines));
+        assert_eq!(record.pod.role, topology::Role::Standard, "{role}");
+        warnings
+    };
+    let said = |role: &str, fix: &str| {
+        format!(
+            "label role-name is {role:?}, neither \"prefill\" nor \"decode\": the pod counts as a \
+             standard one; {fix}"
+        )
+    };
+    let prefill = "did you mean prefill?";
+    assert_eq!(warned("prefil", &[]), [said("prefil", prefill)]);
+    assert_eq!(warned("Prefill", &[]), [said("Prefill", prefill)]);
+    assert_eq!(
+        warned("decoder", &[]),
+        [said("decoder", "did you mean decode?")]
+    );
+    let all = "if that is meant, call it \"all\" or leave the label out";
+    assert_eq!(warned("server", &[]), [said("server", all)]);
+    for role in ["all", "combined", "standard", ""] {
+        assert_eq!(warned(role, &[]), Vec::<String>::new(), "{role}");
+    }
+    let profile = |combined: bool| {
+        format!(
+            "model.aibrix.ai/config: '{{\"profiles\": {{\"default\": {{\"routingConfig\": \
+             {{\"combined\": {combined}}}}}}}}}'"
+        )
+    };
+    let none: [String; 0] = [];
+    assert_eq!(warned("server", &[('A', &profile(true))]), none);
+    assert_eq!(
+        warned("server", &[('A', &profile(false))]),
+        [said("server", all)]
+    );
+}
+
+#[test]
+fn a_misspelt_key_is_reported_even_if_it_hides_the_model() {
+    let (mut read, warnings) = record(&pod(&[('L', "model.aibrix.ai/prot: \"9000\"")]));
+    let said = |key: &str, meant: &str| {
+        format!(
+            "label model.aibrix.ai/{key} is not known and does nothing: did you mean \
+             model.aibrix.ai/{meant}?"
+        )
+    };
+    assert_eq!(warnings, [said("prot", "port")]);
+    assert_eq!(
+        read.pod.labels.remove("model.aibrix.ai/prot").unwrap(),
+        "9000"
+    );
+
+    let mut nameless = pod(&[]);
+    let labels = nameless.metadata.labels.get_or_insert_default();
+    let model = labels.remove(names::LABEL_MODEL).unwrap();
+    labels.insert("model.aibrix.ai/nmae".to_owned(), model);
+    assert_eq!(
+        read_from(&nameless, Source::File),
+        (Reading::Foreign, vec![said("nmae", "name")])
+    );
 }

@@ -146,7 +146,7 @@ fn parse_fields(text: &[u8]) -> Result<Vec<(String, Json)>, Mistake> {
     }
     serde_json::from_slice::<Fields>(text)
         .map(|fields| fields.0)
-        .map_err(|error| mistake("plugin config", &excerpt(&error.to_string()), ALLOWED))
+        .map_err(|error| mistake("JSON", &excerpt(&error.to_string()), ALLOWED))
 }
 
 /// Fields of an object in their order, repeated names included.

@@ -364,23 +364,25 @@ knobs! {
     "tieSeed", SEED, Filter;
 
     // Control agent.
-    /// Time between two scrapes of an engine, in milliseconds.
+    /// Time between two scrapes of an engine, in milliseconds. The agent's flag is
+    /// `--refresh-interval-ms`, the key of its YAML file `refresh-interval-ms`.
     pod_metric_refresh_interval_ms: u64 = 200;
     "podMetricRefreshIntervalMs", Kind::Duration { unit: Unit::Milliseconds, min: 10.0, max: 600_000.0 }, Agent, env "AIBRIX_POD_METRIC_REFRESH_INTERVAL_MS";
 
-    /// Share the decode ledger between replicas through Redis. `token_load`.
+    /// Share the decode ledger between replicas through Redis. `token_load`. Without effect so far
+    /// and without a flag.
     token_load_shared_ledger: bool = true;
     "tokenLoadSharedLedger", Kind::Bool, Agent, env "AIBRIX_TOKEN_LOAD_SHARED_LEDGER";
 
-    /// Redis server shared by the replicas; empty = none.
+    /// Redis server shared by the replicas; empty = none. Without effect so far and without a flag.
     redis_host: Arc<str> = "".into();
     "redisHost", Kind::Text, Agent, env "REDIS_HOST";
 
-    /// Port of the Redis server.
+    /// Port of the Redis server. Without effect so far and without a flag.
     redis_port: u64 = 6379;
     "redisPort", integer(1, 65_535), Agent, env "REDIS_PORT";
 
-    /// Password of the Redis server.
+    /// Password of the Redis server. Without effect so far and without a flag.
     redis_password: Secret = Secret::default();
     "redisPassword", Kind::Secret, Agent, env "REDIS_PASSWORD";
 }

@@ -1,5 +1,6 @@
 //! From annotation text to [`ModelConfig`].
 
+use super::members::{self, Object};
 use super::{AUTO, AutoHints, ModelConfig, Profile};
 use crate::knobs::{Choice, KNOBS, Kind, Knob, Mistake, Overrides, Strategy, Value, excerpt};
 use serde_json::{Map, Value as Json};
@@ -67,6 +68,7 @@ impl Reader {
             path: "",
             map: &map,
         };
+        self.unknown(Object::Root, root);
         let config = ModelConfig {
             locked_routing_strategy: self.strategy(root, "lockedRoutingStrategy"),
             default_profile: self.text(root, "defaultProfile"),
@@ -117,6 +119,7 @@ impl Reader {
             requests_per_second: self.limit(fields, "requestsPerSecond"),
             ..Profile::default()
         };
+        self.unknown(Object::Profile, fields);
         if let Some(map) = self.object(fields, "routingConfig") {
             let path = fields.path_of("routingConfig");
             self.routing_config(Fields { path: &path, map }, &mut profile);
@@ -133,8 +136,12 @@ impl Reader {
             max_tokens_gte: self.count(fields, "maxTokensGte"),
             max_tokens_lt: self.count(fields, "maxTokensLt"),
         };
+        self.unknown(Object::Routing, fields);
         for section in ["pd", "prefixCache"] {
-            self.object(fields, section);
+            if let Some(map) = self.object(fields, section) {
+                let path = &fields.path_of(section);
+                self.unknown(Object::Section(section), Fields { path, map });
+            }
         }
         for knob in KNOBS {
             self.knob(fields, knob, &mut profile.knobs);
@@ -280,6 +287,11 @@ impl Reader {
     fn limit(&mut self, fields: Fields<'_>, name: &str) -> u32 {
         let count = self.count(fields, name).unwrap_or(0);
         u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
+    fn unknown(&mut self, object: Object, fields: Fields<'_>) {
+        let lines = members::unknown(object, fields.path, fields.map);
+        self.warnings.extend(lines);
     }
 
     fn warn(&mut self, field: &str, value: &Json, allowed: &str) {

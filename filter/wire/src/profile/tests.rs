@@ -229,10 +229,79 @@ fn one_bad_field_costs_that_field_only() {
         "pd.minMatchPct",
         "pd.prefillRequestTimeout",
         "minMatchPct",
+        "futureField",
+        "pd.futureField",
     ] {
         assert_eq!(at(field), 1, "{field}: {warnings:#?}");
     }
-    assert_eq!(warnings.len(), 8);
+    assert_eq!(warnings.len(), 10);
+}
+
+#[test]
+fn members_that_do_not_exist_are_named_with_what_was_probably_meant() {
+    let (config, warnings) = ModelConfig::parse(
+        r#"{"defaultProfil": "a", "combined": true, "profiles": {"a": {
+            "routingStrategie": "pd", "combined": true, "defaultProfile": "a",
+            "routingConfig": {
+                "prefilScorePolicy": "token_load", "requestsPerSecond": 3, "somethingElse": 1,
+                "absent": null, "loadBalance": {"queuedWeight": 1}, "preble": {}, "vtc": {},
+                "autoBlend": {},
+                "pd": {"minMatchPtc": 1, "combined": true},
+                "prefixCache": {"standardDeviationfactor": 2}}}}}"#,
+    );
+    let config = config.unwrap();
+    assert_eq!(config.profiles["a"], Profile::default());
+    let no = "there is no such member, it does nothing";
+    let mut expected = [
+        format!("combined: {no}; a profile has it, give it as routingConfig.combined there"),
+        format!("defaultProfil: {no}; did you mean defaultProfile?"),
+        format!(
+            "profiles.a.combined: {no}; a profile has it, give it as routingConfig.combined there"
+        ),
+        format!(
+            "profiles.a.defaultProfile: {no}; defaultProfile belongs at the top of the annotation"
+        ),
+        format!("profiles.a.routingStrategie: {no}; did you mean routingStrategy?"),
+        format!(
+            "profiles.a.routingConfig.prefilScorePolicy: {no}; did you mean prefillScorePolicy?"
+        ),
+        format!(
+            "profiles.a.routingConfig.requestsPerSecond: {no}; a profile has it, give it as requestsPerSecond there"
+        ),
+        format!("profiles.a.routingConfig.somethingElse: {no}"),
+        format!(
+            "profiles.a.routingConfig.pd.combined: {no}; a profile has it, give it as routingConfig.combined there"
+        ),
+        format!("profiles.a.routingConfig.pd.minMatchPtc: {no}; did you mean minMatchPct?"),
+        format!(
+            "profiles.a.routingConfig.prefixCache.standardDeviationfactor: {no}; did you mean standardDeviationFactor?"
+        ),
+    ];
+    expected.sort();
+    let mut sorted = warnings;
+    sorted.sort();
+    assert_eq!(sorted, expected);
+}
+
+#[test]
+fn a_misspelt_profiles_says_why_the_annotation_is_ignored() {
+    let (config, warnings) = ModelConfig::parse(r#"{"profile": {"default": {}}}"#);
+    assert_eq!(config, None);
+    assert_eq!(warnings.len(), 2, "{warnings:?}");
+    assert!(warnings[0].starts_with("profile: ") && warnings[0].ends_with("profiles?"));
+}
+
+#[test]
+fn of_many_unknown_members_only_the_first_are_named() {
+    let many: serde_json::Map<_, _> = (0..30)
+        .map(|n| (format!("unknown{n:02}"), json!(n)))
+        .collect();
+    let (_, warnings) = routing_config(json!({"pd": many}));
+    assert_eq!(warnings.len(), 9, "{warnings:?}");
+    assert_eq!(
+        warnings[8],
+        "profiles.default.routingConfig.pd: 22 more members do not exist"
+    );
 }
 
 #[test]
