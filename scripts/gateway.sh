@@ -5,7 +5,7 @@
 # admin_port, agent_port (numbers), concurrency, plugin_config (JSON text), pods_file, and
 # waiting_timeout (seconds) where it is set.
 
-started=()
+started=() names=()
 
 # Stops everything, newest first.
 stop_all() {
@@ -23,7 +23,7 @@ stop_all() {
     kill -KILL "${started[at]}" 2>/dev/null || true
     wait "${started[at]}" 2>/dev/null || true
   done
-  if [[ $code -ne 0 && $code -ne 130 && $code -ne 143 ]]; then
+  if [[ $code -ne 0 && $code -ne 130 && $code -ne 143 && ${#started[@]} -gt 0 ]]; then
     echo "$(basename "$0"): logs are kept in $run" >&2
   else
     rm -rf "$run"
@@ -41,17 +41,20 @@ spawn() {
   # A session of its own: Ctrl-C reaches this script, which then stops things in order.
   setsid "$@" >>"$log" 2>&1 </dev/null &
   started+=($!)
+  names+=("$(basename "$log" .log)")
 }
 
 say() { echo "$(basename "$0"): $*"; }
 die() { echo "$(basename "$0"): $*" >&2; exit 1; }
+
+is_taken() { (: </dev/tcp/127.0.0.1/"$1") 2>/dev/null; }
 
 # A port nothing listens on, below the range the kernel hands out by itself.
 free_port() {
   local port
   for _ in $(seq 200); do
     port=$((RANDOM % 12000 + 20000))
-    if ! (: </dev/tcp/127.0.0.1/"$port") 2>/dev/null; then echo "$port"; return; fi
+    is_taken "$port" || { echo "$port"; return; }
   done
   die "no free port found"
 }
@@ -103,7 +106,8 @@ start_gateway() {
   local stats
   stats=$(curl -s "http://127.0.0.1:$admin_port/stats?filter=lds.update_rejected")
   if [[ $stats == *": "[1-9]* ]]; then
-    grep -E '\[(error|critical|warning)\]' "$run/envoy.log" | tail -n 20 >&2
+    # Envoy says it more than once.
+    grep -E '\[(error|critical|warning)\]' "$run/envoy.log" | sed 's/^\[[^]]*\]//' | awk '!seen[$0]++' | tail -n 40 >&2
     die "Envoy refused the configuration"
   fi
   say "starting the agent"
@@ -115,6 +119,10 @@ start_gateway() {
 
 # Stays until a process ends by itself or the script is stopped.
 stay() {
-  wait -n "${started[@]}" || true
+  local ended at
+  wait -n -p ended "${started[@]}" || true
+  for at in "${!started[@]}"; do
+    [[ ${started[at]} != "$ended" ]] || die "${names[at]} ended by itself"
+  done
   die "a process ended by itself"
 }

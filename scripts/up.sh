@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # Usage: scripts/up.sh --pods-file FILE [--port P] [--control-port P] [--admin-port P]
 #                      [--plugin-config FILE] [--concurrency N] [--tokenizer MODEL=FILE]...
-#                      [--waiting-timeout SECONDS]
+#                      [--waiting-timeout SECONDS] [--agent-port P]
 #
 # Starts Envoy with the filter, and the agent, in front of engines that already run. FILE is a
 # Kubernetes Pod List in YAML or JSON (`kubectl get pods -o json`), read again when it changes.
 # Prints `ready` when requests can be sent to --port (default 10000) and stays until Ctrl-C, then
-# stops both. --control-port (10001) and --admin-port (9901) are on loopback; --plugin-config is a
-# JSON file of filter settings; --concurrency (2) is the number of Envoy workers; --tokenizer is a
-# model's tokenizer.json, for exact prompt lengths (with the larger filter); --waiting-timeout (75)
-# is how long Envoy lets a request wait for its prefill, longer than all tries together. The filter
-# and the agent are built first, unless $PD_FILTER_WASM and $PD_AGENT name built ones.
+# stops both. --control-port (10001), --admin-port (9901) and --agent-port (its metrics; 9464 if that
+# is free) are on loopback; --plugin-config is a JSON file of filter settings; --concurrency (2) is
+# the number of Envoy workers; --tokenizer is a model's tokenizer.json, for exact prompt lengths
+# (with the larger filter); --waiting-timeout (75) is how long Envoy lets a request wait for its
+# prefill, longer than all tries together. The filter and the agent are built first, unless
+# $PD_FILTER_WASM and $PD_AGENT name built ones.
 set -euo pipefail
-usage() { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+usage() { sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-pods_file= data_port=10000 control_port=10001 admin_port=9901 plugin_file= concurrency=2 waiting_timeout=75 agent_options=()
+pods_file= data_port=10000 control_port=10001 admin_port=9901 plugin_file= concurrency=2 waiting_timeout=75
+agent_port= agent_options=()
 while [[ $# -gt 0 ]]; do
   [[ $# -ge 2 ]] || usage
   case $1 in
@@ -23,6 +25,7 @@ while [[ $# -gt 0 ]]; do
     --control-port) control_port=$2 ;;
     --admin-port) admin_port=$2 ;;
     --plugin-config) plugin_file=$2 ;;
+    --agent-port) agent_port=$2 ;;
     --concurrency) concurrency=$2 ;;
     --waiting-timeout) waiting_timeout=$2 ;;
     --tokenizer) agent_options+=(--tokenizer "$2") ;;
@@ -31,8 +34,8 @@ while [[ $# -gt 0 ]]; do
   shift 2
 done
 [[ -n $pods_file ]] || usage
-for number in "$data_port" "$control_port" "$admin_port" "$concurrency" "$waiting_timeout"; do
-  [[ $number =~ ^[0-9]+$ ]] || { echo "up.sh: '$number' is not a number" >&2; exit 2; }
+for number in "$data_port" "$control_port" "$admin_port" "$concurrency" "$waiting_timeout" ${agent_port:+"$agent_port"}; do
+  [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "up.sh: '$number' is not a number above 0" >&2; exit 2; }
 done
 for file in "$pods_file" ${plugin_file:+"$plugin_file"}; do
   [[ -r $file ]] || { echo "up.sh: cannot read $file" >&2; exit 2; }
@@ -46,8 +49,8 @@ run=$(mktemp -d)
 . scripts/gateway.sh
 
 require_tools
-for port in "$data_port" "$control_port" "$admin_port"; do
-  if (: </dev/tcp/127.0.0.1/"$port") 2>/dev/null; then die "port $port is taken; choose another"; fi
+for port in "$data_port" "$control_port" "$admin_port" ${agent_port:+"$agent_port"}; do
+  if is_taken "$port"; then die "port $port is taken; choose another"; fi
 done
 envoy=$(scripts/envoy.sh)
 target=${CARGO_TARGET_DIR:-target}
@@ -67,7 +70,11 @@ if [[ -z $agent ]]; then
   cargo build --release --locked -p pd-agent
   agent=$target/release/pd-agent
 fi
-agent_port=$(free_port)
+if [[ -z $agent_port ]]; then
+  agent_port=9464
+  if is_taken $agent_port; then agent_port=$(free_port); fi
+fi
+say "logs in $run until it stops"
 start_gateway
 say "data http://127.0.0.1:$data_port, control :$control_port, Envoy admin :$admin_port, agent :$agent_port"
 echo ready

@@ -114,13 +114,15 @@ impl Route {
     /// Requests that the filter answers from what it knows.
     fn answer_locally(route: flow::Route<'_>) {
         let reply = vm::with(|vm| {
-            vm.worker.fleet.refresh(&crate::host::store::SharedData);
+            let fleet = &mut vm.worker.fleet;
+            fleet.refresh(&crate::host::store::SharedData);
+            let request_id = vm.worker.ids.request_id();
             match route {
-                flow::Route::Models => models::list(&vm.worker.fleet),
-                flow::Route::Model(id) => models::one(&vm.worker.fleet, id),
-                flow::Route::Ready => models::readiness(&vm.worker.fleet),
+                flow::Route::Models => models::list(fleet),
+                flow::Route::Model(id) => models::one(fleet, id, &request_id),
+                flow::Route::Ready => models::readiness(fleet, &request_id),
                 flow::Route::Unknown | flow::Route::Inference(_) => {
-                    Fault::Path.reply(Some(&vm.worker.ids.request_id()))
+                    Fault::Path.reply(Some(&request_id))
                 }
             }
         });

@@ -56,7 +56,6 @@ impl Fleet {
         let mut warnings = Vec::new();
         let mut models: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
         let mut halves: BTreeMap<&str, Vec<Half<'_>>> = BTreeMap::new();
-        let mut foreign = Vec::new();
         let mut pods = 0_usize;
         for (name, entry) in index.entries() {
             warnings.extend(
@@ -75,8 +74,7 @@ impl Fleet {
                 Reading::Unreachable { model, .. } => {
                     models.entry(model).or_default();
                 }
-                Reading::Foreign => foreign.push(name),
-                Reading::Worker { .. } => {}
+                Reading::Foreign | Reading::Worker { .. } => {}
             }
             if let Some((model, half)) = Half::of(&name.namespace, &entry.reading) {
                 halves.entry(model).or_default().push(half);
@@ -88,12 +86,11 @@ impl Fleet {
                     .to_owned(),
             );
         }
-        if !foreign.is_empty() {
-            let named = pairs::first(foreign.iter().map(ToString::to_string));
+        // Beside pods that serve a model, others are none of ours.
+        if pods > 0 && models.is_empty() {
             warnings.push(format!(
-                "{} of {pods} pods have no label (or annotation) {} and take no requests; give it \
-                 to those that serve a model: {named}",
-                foreign.len(),
+                "none of {pods} pods has the label (or annotation) {}: requests for any model get \
+                 a 404; give it to those that serve a model",
                 names::LABEL_MODEL
             ));
         }
@@ -245,19 +242,16 @@ mod tests {
     }
 
     #[test]
-    fn pods_without_a_model_are_counted_in_one_warning() {
+    fn pods_without_a_model_are_told_where_no_other_is() {
         let foreign: String = (0..9)
             .map(|n| format!("- metadata: {{name: f{n}}}\n"))
             .collect();
         let ours = half("ours", "all", "r", "podIP: 10.0.0.1");
-        assert_eq!(
-            of_file(&(foreign + &ours)).warnings,
-            [
-                "9 of 10 pods have no label (or annotation) model.aibrix.ai/name and take no \
-                 requests; give it to those that serve a model: default/f0, default/f1, \
-                 default/f2, default/f3 and 5 more"
-            ]
-        );
+        let none = "none of 9 pods has the label (or annotation) model.aibrix.ai/name: requests for \
+                    any model get a 404; give it to those that serve a model";
+        assert_eq!(of_file(&foreign).warnings, [none]);
+        let beside = of_file(&(foreign + &ours)).warnings;
+        assert_eq!(beside, Vec::<String>::new());
     }
 
     #[test]

@@ -77,8 +77,8 @@ async fn a_pod_list_becomes_models_with_sorted_pods_and_shared_configs() {
     assert_eq!(shape, expected);
     assert_eq!(agent.metric("pd_agent_pods ").await, Some(5.0));
     assert_eq!(agent.metric("pd_agent_ready_pods ").await, Some(4.0));
-    // Two pods without IP, one bad annotation and one pod without a model.
-    assert_eq!(agent.metric("pd_agent_pod_warnings ").await, Some(4.0));
+    // Two pods without IP and one bad annotation.
+    assert_eq!(agent.metric("pd_agent_pod_warnings ").await, Some(3.0));
     agent.stop().await.unwrap();
 }
 

@@ -12,22 +12,22 @@ pub fn list(fleet: &FleetCache) -> Reply {
     ok(&json!({ "object": "list", "data": data }))
 }
 
-/// `GET /v1/models/{id}`.
+/// `GET /v1/models/{id}`, a request known as `request_id`.
 #[must_use]
-pub fn one(fleet: &FleetCache, id: &str) -> Reply {
+pub fn one(fleet: &FleetCache, id: &str, request_id: &str) -> Reply {
     match fleet.models().find(|name| *name == id) {
         Some(name) => ok(&model(name)),
-        None => Fault::Model(excerpt(id)).reply(None),
+        None => Fault::Model(excerpt(id)).reply(Some(request_id)),
     }
 }
 
-/// `GET /readyz`: 200 once a snapshot is held.
+/// `GET /readyz`, a request known as `request_id`: 200 once a snapshot is held.
 #[must_use]
-pub fn readiness(fleet: &FleetCache) -> Reply {
+pub fn readiness(fleet: &FleetCache, request_id: &str) -> Reply {
     if fleet.ready() {
         ok(&json!({ "ready": true }))
     } else {
-        Fault::NoSnapshot.reply(None)
+        Fault::NoSnapshot.reply(Some(request_id))
     }
 }
 
