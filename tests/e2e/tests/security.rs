@@ -141,7 +141,6 @@ async fn engines_cannot_say_what_only_the_gateway_may() {
                 ("x-error-pd-prefill", "true"),
                 ("X-Error-Routing", "true"),
                 ("prefill-target-pod", "another"),
-                ("x-envoy-overloaded", "true"),
                 ("x-session-id", "1"),
                 ("x-pd-decision", "fair"),
                 ("x-aibrix-config-profile", "gold"),
