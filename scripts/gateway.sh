@@ -97,7 +97,7 @@ start_gateway() {
   scripts/render-envoy.sh envoy/standalone/listeners.yaml \
     "DATA_PORT=$data_port" "CONTROL_PORT=$control_port" "DATA_BUFFER_BYTES=$buffer" \
     "WASM=$wasm" "PLUGIN_CONFIG=$plugin_config" \
-    "WAITING_TIMEOUT=${waiting_timeout:-75}s" >"$run/listeners.yaml"
+    ${waiting_timeout:+"WAITING_TIMEOUT=${waiting_timeout}s"} >"$run/listeners.yaml"
   say "starting Envoy $version with $concurrency workers"
   spawn "$run/envoy.log" "$envoy" -c "$run/envoy.yaml" --concurrency "$concurrency" \
     --disable-hot-restart --log-format-escaped

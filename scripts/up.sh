@@ -15,8 +15,8 @@
 set -euo pipefail
 usage() { sed -n '2,15s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 
-pods_file= data_port=10000 control_port=10001 admin_port=9901 plugin_file= concurrency=2 waiting_timeout=75
-agent_port= agent_options=()
+pods_file= data_port=10000 control_port=10001 admin_port=9901 plugin_file= concurrency=2
+waiting_timeout= agent_port= agent_options=()
 while [[ $# -gt 0 ]]; do
   [[ $# -ge 2 ]] || usage
   case $1 in
@@ -34,7 +34,8 @@ while [[ $# -gt 0 ]]; do
   shift 2
 done
 [[ -n $pods_file ]] || usage
-for number in "$data_port" "$control_port" "$admin_port" "$concurrency" "$waiting_timeout" ${agent_port:+"$agent_port"}; do
+for number in "$data_port" "$control_port" "$admin_port" "$concurrency" \
+  ${waiting_timeout:+"$waiting_timeout"} ${agent_port:+"$agent_port"}; do
   [[ $number =~ ^[1-9][0-9]*$ ]] || { echo "up.sh: '$number' is not a number above 0" >&2; exit 2; }
 done
 for file in "$pods_file" ${plugin_file:+"$plugin_file"}; do

@@ -161,12 +161,12 @@ fn in_order(entries: &[Entry]) -> Vec<&Entry> {
     ejected
 }
 
-// === impl Stock ===
-
 /// The rolesets that pairs can be chosen from; pods of the others serve alone.
 fn serving_sets(fleet: &ModelFleet) -> impl Iterator<Item = &Roleset> {
     fleet.rolesets.iter().filter(|set| set.serves())
 }
+
+// === impl Stock ===
 
 impl<'a> Stock<'a> {
     fn new(fleet: &'a ModelFleet, ejected: &[&Entry], percent: u64) -> Self {

@@ -49,8 +49,6 @@ pub(super) struct Plan {
     /// How a pod is chosen when phases do not matter.
     plain: Strategy,
     settings: Settings,
-    /// The client's own header excludes pods.
-    pub(super) filtered: bool,
     /// Pods the request may use, by position; empty = all.
     pub(super) pods_allowed: Vec<bool>,
     /// Most requests per second of the profile, over all replicas; 0 = no limit.
@@ -156,7 +154,6 @@ impl Plan {
         };
         let mut plan = Self {
             plain,
-            filtered: head.filter.is_some(),
             pods_allowed,
             requests_per_second: resolved.requests_per_second,
             settings,

@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::fleet::accept_topology;
 use crate::reply::Reply;
 use crate::request::{Endpoint, patch};
-use crate::testkit::{MemoryStore, model, pod, topology};
+use crate::testkit::{MemoryStore, ModelBuilder, model, pod, topology};
 use pd_wire::control::Charged;
 
 const CHAT: &[u8] = br#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":6}"#;
@@ -79,6 +79,11 @@ impl Stage {
                 .pod(prefill.address(&format!("10.0.0.1:{}", 8000 + n)))
                 .pod(decode.address(&format!("10.0.0.2:{}", 8000 + n)));
         }
+        Self::serving(served, config)
+    }
+
+    /// The same with one model of any pods.
+    fn serving(served: ModelBuilder, config: &str) -> Self {
         let mut stage = Self::empty(config);
         let bytes = topology(1, 1).model(served).json();
         accept_topology(&stage.store, &bytes, 0).unwrap();

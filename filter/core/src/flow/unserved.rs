@@ -43,12 +43,8 @@ impl Plan {
 
     /// What the client should know when its own header left too little.
     fn filter_hint(&self) -> &'static str {
-        let narrows = || {
-            (0_u16..)
-                .zip(self.fleet.pods.iter())
-                .any(|(pod, _)| !self.allows(pod))
-        };
-        if self.filtered && narrows() {
+        let mut pods = (0_u16..).zip(self.fleet.pods.iter());
+        if pods.any(|(pod, _)| !self.allows(pod)) {
             "; the header external-filter excludes some of its pods"
         } else {
             ""

@@ -46,10 +46,7 @@ fn stage(rolesets: usize, annotation: &str) -> Stage {
             .label("odd", &odd);
         served = served.pod(prefill).pod(decode);
     }
-    let mut stage = Stage::empty(r#"{"tieSeed": 1}"#);
-    accept_topology(&stage.store, &topology(1, 1).model(served).json(), 0).unwrap();
-    stage.worker.fleet.refresh(&stage.store);
-    stage
+    Stage::serving(served, r#"{"tieSeed": 1}"#)
 }
 
 fn explained(stage: &mut Stage, headers: &[(&str, &str)], body: &[u8]) -> Result<Explained, Fault> {

@@ -36,10 +36,7 @@ fn stage(combined: bool, config: &str) -> Stage {
             served = served.pod(labelled(format!("s{n}"), 3).config(annotation.clone()));
         }
     }
-    let mut stage = Stage::empty(config);
-    accept_topology(&stage.store, &topology(1, 1).model(served).json(), 0).unwrap();
-    stage.worker.fleet.refresh(&stage.store);
-    stage
+    Stage::serving(served, config)
 }
 
 #[test]
@@ -141,8 +138,7 @@ fn only_the_filtered_pods_decide_whether_pairs_can_work() {
             .pod(pod("p").prefill().roleset(engine))
             .pod(pod("d").decode().roleset(engine));
     }
-    let mut stage = Stage::empty("");
-    accept_topology(&stage.store, &topology(1, 1).model(served).json(), 0).unwrap();
+    let mut stage = Stage::serving(served, "");
     let mut flow = request(&mut stage, &[]);
     let effects = stage.on(&mut flow, Event::Body(PAIR));
     assert_eq!(reply(&effects).status, 503);

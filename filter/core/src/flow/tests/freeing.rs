@@ -35,10 +35,7 @@ fn stage(engine: &str, decode_pods: usize) -> Stage {
         let decode = of(&format!("d{n}")).decode();
         served = served.pod(decode.address(&format!("10.0.0.2:{}", 8000 + n)));
     }
-    let stage = Stage::empty("");
-    let bytes = topology(1, 1).model(served).json();
-    accept_topology(&stage.store, &bytes, 0).unwrap();
-    stage
+    Stage::serving(served, "")
 }
 
 /// Runs a request up to its decode leg and through `events`.

@@ -32,8 +32,7 @@ fn serve(
     let served = model("m")
         .pod(with_config(pod("ns/p").prefill().roleset("r")))
         .pod(with_config(pod("ns/d").decode().roleset("r")));
-    let mut stage = Stage::empty(plugin);
-    accept_topology(&stage.store, &topology(1, 1).model(served).json(), 0).unwrap();
+    let mut stage = Stage::serving(served, plugin);
     let mut flow = request(&mut stage, headers);
     let effects = stage.on(&mut flow, Event::Body(CHAT));
     let outcome = if has(&effects, |effect| matches!(effect, Effect::Call(_))) {

@@ -94,8 +94,7 @@ fn a_retry_is_no_other_request() {
             )
             .pod(pod(&format!("ns/{set}-d")).decode().roleset(set));
     }
-    let mut stage = Stage::empty("");
-    accept_topology(&stage.store, &topology(1, 1).model(served).json(), 0).unwrap();
+    let mut stage = Stage::serving(served, "");
     let mut flow = stage.flow();
     call(&stage.on(&mut flow, Event::Body(CHAT)));
     stage.on(&mut flow, Event::CallFailed);

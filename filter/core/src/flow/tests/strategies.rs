@@ -15,10 +15,7 @@ fn standard(pods: usize, config: &str) -> Stage {
     for n in 0..pods {
         served = served.pod(pod(&format!("ns/s{n}")).address(&format!("10.0.0.9:{}", 8000 + n)));
     }
-    let mut stage = Stage::empty(config);
-    accept_topology(&stage.store, &topology(1, 1).model(served).json(), 0).unwrap();
-    stage.worker.fleet.refresh(&stage.store);
-    stage
+    Stage::serving(served, config)
 }
 
 pub(super) fn request(stage: &mut Stage, headers: &[(&str, &str)]) -> Flow {
@@ -281,12 +278,7 @@ fn a_model_in_pairs_stays_one_while_its_prefill_pods_are_away() {
     ] {
         let prefill = pod("ns/p0").prefill().roleset("r").draining();
         let decode = pod("ns/d0").decode().roleset("r").address("10.0.0.2:8000");
-        let mut stage = Stage::empty(config);
-        let bytes = topology(1, 1)
-            .model(model("m").pod(prefill).pod(decode))
-            .json();
-        accept_topology(&stage.store, &bytes, 0).unwrap();
-        stage.worker.fleet.refresh(&stage.store);
+        let mut stage = Stage::serving(model("m").pod(prefill).pod(decode), config);
         let mut flow = stage.flow();
         let effects = stage.on(&mut flow, Event::Body(CHAT));
         if serves {

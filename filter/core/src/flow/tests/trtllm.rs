@@ -100,14 +100,9 @@ fn the_context_of_a_client_that_left_is_taken_by_a_leg_of_one_token() {
 
 #[test]
 fn pods_of_two_engines_are_not_paired() {
-    let mut stage = Stage::empty("");
     let prefill = pod("ns/p").prefill().roleset("r").engine("trtllm");
     let decode = pod("ns/d").decode().roleset("r");
-    let bytes = topology(1, 1)
-        .model(model("m").pod(prefill).pod(decode))
-        .json();
-    accept_topology(&stage.store, &bytes, 0).unwrap();
-    stage.worker.fleet.refresh(&stage.store);
+    let mut stage = Stage::serving(model("m").pod(prefill).pod(decode), "");
     let mut flow = stage.flow();
     let effects = stage.on(&mut flow, Event::Body(CHAT));
     assert_eq!(reply(&effects).status, 503);
