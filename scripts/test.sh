@@ -78,7 +78,7 @@ fi
 for tier in "${tiers[@]}"; do
   case $tier in
     check) run check scripts/check.sh ;;
-    native) run native cargo test --locked --no-fail-fast -p pd-wire -p pd-core -p pd-tokenizer -p pd-agent -p pd-engine-sim -p pd-failure-matrix -p pd-bench ;;
+    native) run native cargo test --locked --no-fail-fast -p pd-alloc -p pd-wire -p pd-core -p pd-tokenizer -p pd-agent -p pd-engine-sim -p pd-failure-matrix -p pd-bench ;;
     core-wasm) run core-wasm scripts/test-core-wasm.sh ;;
     host) if needs build; then run host cargo test --locked --no-fail-fast -p pd-wasm-tests; fi ;;
     configs) if needs build; then run configs scripts/validate-envoy.sh; fi ;;

@@ -14,6 +14,10 @@ mod route;
 mod tokenizer;
 mod vm;
 
+#[global_allocator]
+static ALLOCATOR: pd_alloc::FreeLists<std::alloc::System> =
+    pd_alloc::FreeLists::new(std::alloc::System);
+
 proxy_wasm::main! {{
     proxy_wasm::set_log_level(proxy_wasm::types::LogLevel::Info);
     proxy_wasm::set_root_context(|id| Box::new(root::Root::new(id)));

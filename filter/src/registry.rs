@@ -12,7 +12,7 @@ use std::collections::BinaryHeap;
 use std::rc::Rc;
 
 /// Longest time a deadline stays unlooked at, in ms.
-const LOOK_AGAIN_MS: u64 = 5000;
+const LOOK_AGAIN_MS: u64 = 1000;
 
 /// A flow's id in this VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -175,7 +175,6 @@ impl<'a> Cursor<'a> {
     }
 
     /// A key, its colon and the white space around it.
-    #[inline]
     fn key(&mut self) -> Result<Text, JsonError> {
         let key = self.string("expected a key in double quotes")?;
         self.space();
@@ -188,16 +187,35 @@ impl<'a> Cursor<'a> {
 
     /// Walks over the value that begins here and returns its span; `depth` containers are open
     /// around it.
+    #[inline]
     pub(crate) fn value(&mut self, depth: u32) -> Result<Range<usize>, JsonError> {
         let start = self.at;
+        match self.peek() {
+            Some(b'{' | b'[') => self.container(depth)?,
+            _ => self.scalar()?,
+        }
+        Ok(start..self.at)
+    }
+
+    /// Walks over a value that is neither object nor array.
+    fn scalar(&mut self) -> Result<(), JsonError> {
+        match self.peek() {
+            Some(b'"') => self.string("expected a string").map(drop),
+            Some(b'-' | b'0'..=b'9') => self.number(),
+            Some(b't') => self.literal(b"true"),
+            Some(b'f') => self.literal(b"false"),
+            Some(b'n') => self.literal(b"null"),
+            _ => Err(self.error("expected a value")),
+        }
+    }
+
+    /// Walks over the object or array that begins here, whatever is in it.
+    fn container(&mut self, depth: u32) -> Result<(), JsonError> {
         // One bit per container opened here, the innermost lowest: 1 for an object.
         let mut kinds = 0u128;
         let mut level = depth;
         loop {
             match self.peek() {
-                Some(b'"') => {
-                    self.string("expected a string")?;
-                }
                 Some(bracket @ (b'{' | b'[')) => {
                     self.open(bracket, level)?;
                     level += 1;
@@ -216,16 +234,12 @@ impl<'a> Cursor<'a> {
                         }
                     }
                 }
-                Some(b'-' | b'0'..=b'9') => self.number()?,
-                Some(b't') => self.literal(b"true")?,
-                Some(b'f') => self.literal(b"false")?,
-                Some(b'n') => self.literal(b"null")?,
-                _ => return Err(self.error("expected a value")),
+                _ => self.scalar()?,
             }
             // Behind a value: close what ends here, up to the comma before the next value.
             loop {
                 if level == depth {
-                    return Ok(start..self.at);
+                    return Ok(());
                 }
                 self.space();
                 let object = kinds & 1 == 1;
@@ -262,7 +276,8 @@ impl<'a> Cursor<'a> {
     }
 
     /// Walks over the string that begins here.
-    #[inline]
+    // Once in the module: it is the inner loop, and what calls it is large enough.
+    #[inline(never)]
     pub(crate) fn string(&mut self, expected: &'static str) -> Result<Text, JsonError> {
         let start = self.at;
         let mut escaped = false;

@@ -1,20 +1,22 @@
 //! The inside of JSON strings: finding the bytes that matter, resolving escapes.
 
-const ONES: u64 = u64::from_ne_bytes([1; 8]);
-const HIGH: u64 = ONES << 7;
+use wide::u8x16;
 
-/// Marks (by its high bit) every byte of `word` that is `"`, `\` or a control character.
-const fn attention(word: u64) -> u64 {
-    // Sums of two bytes below 128 do not carry into the next byte.
-    let low = word & !HIGH;
-    let plain = low + ONES * (0x80 - 0x20);
-    let no_quote = (low ^ (ONES * b'"' as u64)) + ONES * 0x7f;
-    let no_slash = (low ^ (ONES * b'\\' as u64)) + ONES * 0x7f;
-    !(word | plain & no_quote & no_slash) & HIGH
+/// Bytes looked at together.
+const BLOCK: usize = 16;
+
+/// One bit (the first byte's is the lowest) for every byte that is `"`, `\` or a control character.
+#[inline]
+fn marks(block: &[u8; BLOCK]) -> u32 {
+    let block = u8x16::from(*block);
+    let control = block.min(u8x16::splat(0x1f)).simd_eq(block);
+    let quote = block.simd_eq(u8x16::splat(b'"'));
+    let slash = block.simd_eq(u8x16::splat(b'\\'));
+    (control | quote | slash).to_bitmask()
 }
 
-/// Words without a mark after which the wide loop takes over; most strings end before.
-const SHORT_WORDS: usize = 4;
+/// Blocks without a mark after which the wide loop takes over; most strings end before.
+const SHORT_BLOCKS: usize = 16;
 
 /// Number of leading bytes that may stand in a JSON string: plain ones and two-byte escapes.
 ///
@@ -23,27 +25,30 @@ const SHORT_WORDS: usize = 4;
 #[inline]
 pub(crate) fn text_run(bytes: &[u8], escaped: &mut bool) -> usize {
     let mut run = 0;
-    let mut plain_words = 0;
-    while let Some(word) = bytes.get(run..).and_then(<[u8]>::first_chunk::<8>) {
-        let word = u64::from_le_bytes(*word);
-        let mut marks = attention(word);
-        let mut width = 8;
-        plain_words = if marks == 0 { plain_words + 1 } else { 0 };
+    let mut plain_blocks = 0;
+    while let Some(block) = bytes.get(run..).and_then(<[u8]>::first_chunk::<BLOCK>) {
+        let mut marks = marks(block);
+        let mut width = BLOCK;
+        plain_blocks = if marks == 0 { plain_blocks + 1 } else { 0 };
         while marks != 0 {
-            let bit = marks.trailing_zeros() & !7;
-            let at = run + (bit / 8) as usize;
-            let next = bytes.get(at + 1).copied().unwrap_or_default();
-            if (word >> bit) as u8 != b'\\' || !is_short_escape(next) {
+            let bit = marks.trailing_zeros();
+            let at = run + bit as usize;
+            let mut pair = bytes.get(at..).unwrap_or_default().iter();
+            let next = match pair.next() {
+                Some(b'\\') => pair.next().copied().unwrap_or_default(),
+                _ => 0,
+            };
+            if !is_short_escape(next) {
                 return at;
             }
             *escaped = true;
-            // The escaped byte is no mark of its own, and may stand in the next word.
-            marks &= !(0x8080 << bit);
+            // The escaped byte is no mark of its own, and may stand in the next block.
+            marks &= !(0b11 << bit);
             width = width.max(at + 2 - run);
         }
         run += width;
-        if plain_words == SHORT_WORDS {
-            plain_words = 0;
+        if plain_blocks == SHORT_BLOCKS {
+            plain_blocks = 0;
             run += wide_run(bytes.get(run..).unwrap_or_default());
         }
     }

@@ -1,0 +1,180 @@
+//! Free lists by size (segregated free lists) in front of an allocator: a small block that is given
+//! back is kept for the next one of its size.
+//!
+//! A request takes many blocks, nearly all of them small and short-lived. Taking one from a list is a
+//! few instructions where a general allocator splits and merges, and the block that was given back
+//! last is the one still in the processor's cache. No kept library does this for
+//! wasm: those that are fast want threads and `mmap`, those for wasm want to be small.
+
+#[cfg(test)]
+mod tests;
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
+use std::mem::MaybeUninit;
+use std::ptr::{self, null_mut};
+
+/// Blocks have a multiple of this many bytes, and are aligned to it.
+const GRAIN: usize = 16;
+/// Largest block that is kept, in bytes.
+pub const LARGEST: usize = 512;
+/// Most blocks kept of one size; all sizes together come to 1 MB.
+pub const MOST: u32 = 128;
+/// Up to this many bytes are copied word by word: a copy of unknown length is a call out of the
+/// module.
+const SHORT: usize = 64;
+
+/// A word of a copy.
+type Word = MaybeUninit<u64>;
+
+/// `A` behind lists of free small blocks.
+///
+/// Blocks that were taken here must be given back here: small ones are larger at `A` than asked.
+#[derive(Debug)]
+pub struct FreeLists<A> {
+    inner: A,
+    lists: [Cell<List>; LARGEST / GRAIN],
+}
+
+// SAFETY: without atomics a module has one thread, so nothing is shared.
+#[cfg(all(target_family = "wasm", not(target_feature = "atomics")))]
+unsafe impl<A> Sync for FreeLists<A> {}
+
+/// Free blocks of one size.
+#[derive(Clone, Copy, Debug)]
+struct List {
+    /// The last one given back; its first bytes name the next.
+    first: *mut Free,
+    blocks: u32,
+}
+
+/// A free block.
+struct Free {
+    next: *mut Free,
+}
+
+// === impl FreeLists ===
+
+impl<A> FreeLists<A> {
+    /// Empty lists in front of `inner`.
+    pub const fn new(inner: A) -> Self {
+        const EMPTY: List = List {
+            first: null_mut(),
+            blocks: 0,
+        };
+        Self {
+            inner,
+            lists: [const { Cell::new(EMPTY) }; LARGEST / GRAIN],
+        }
+    }
+
+    /// The list of blocks for `layout`, and the layout they have at the inner allocator; `None` for
+    /// what is not kept.
+    #[inline]
+    fn list(&self, layout: Layout) -> Option<(&Cell<List>, Layout)> {
+        if layout.align() > GRAIN {
+            return None;
+        }
+        let nth = layout.size().checked_sub(1)? / GRAIN;
+        let list = self.lists.get(nth)?;
+        let whole = Layout::from_size_align(nth.saturating_add(1).saturating_mul(GRAIN), GRAIN);
+        Some((list, whole.ok()?))
+    }
+}
+
+// SAFETY: a block is on a list or with one caller, never both: `dealloc` puts it there, `alloc`
+// takes it off. Blocks of a list are those of one layout of the inner allocator, to which every
+// layout that maps to the list fits, and they go back to it with that layout.
+unsafe impl<A: GlobalAlloc> GlobalAlloc for FreeLists<A> {
+    // Not inlined, as all four: they are called from a thousand places.
+    #[inline(never)]
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let Some((list, whole)) = self.list(layout) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.inner.alloc(layout) };
+        };
+        let List { first, blocks } = list.get();
+        if first.is_null() {
+            // SAFETY: the size is not zero.
+            return unsafe { self.inner.alloc(whole) };
+        }
+        list.set(List {
+            // SAFETY: blocks on a list are free and begin with their link.
+            first: unsafe { (*first).next },
+            blocks: blocks.saturating_sub(1),
+        });
+        first.cast()
+    }
+
+    #[inline(never)]
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        let Some((list, whole)) = self.list(layout) else {
+            // SAFETY: the caller's promise.
+            return unsafe { self.inner.dealloc(block, layout) };
+        };
+        let List { first, blocks } = list.get();
+        if blocks >= MOST {
+            // SAFETY: the inner allocator gave it with this layout.
+            return unsafe { self.inner.dealloc(block, whole) };
+        }
+        let free: *mut Free = block.cast();
+        // SAFETY: the block is the caller's no more, aligned to `GRAIN` and has room for a link.
+        unsafe { free.write(Free { next: first }) };
+        list.set(List {
+            first: free,
+            blocks: blocks.saturating_add(1),
+        });
+    }
+
+    #[inline(never)]
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        if self.list(layout).is_none() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.inner.alloc_zeroed(layout) };
+        }
+        // SAFETY: the caller's promise.
+        let block = unsafe { self.alloc(layout) };
+        if !block.is_null() {
+            // SAFETY: the block is new and has that many bytes.
+            unsafe { block.write_bytes(0, layout.size()) };
+        }
+        block
+    }
+
+    #[inline(never)]
+    unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller promises that the size, rounded up, is a valid one.
+        let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
+        match (self.list(layout), self.list(new)) {
+            // SAFETY: the caller's promise.
+            (None, None) => return unsafe { self.inner.realloc(block, layout, size) },
+            (Some((from, _)), Some((to, _))) if ptr::eq(from, to) => return block,
+            _ => {}
+        }
+        // SAFETY: the caller promises that the size is not zero.
+        let moved = unsafe { self.alloc(new) };
+        if !moved.is_null() {
+            // SAFETY: both are whole blocks and have that many bytes; the new one is no other's.
+            unsafe { copy(block, moved, layout.size().min(size)) };
+            // SAFETY: the caller's promise.
+            unsafe { self.dealloc(block, layout) };
+        }
+        moved
+    }
+}
+
+/// Copies `bytes` bytes, and at most as many more as fill a word.
+///
+/// # Safety
+/// Both are aligned to words, do not overlap, and have that many bytes, rounded up to whole words.
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+    if bytes > SHORT {
+        // SAFETY: the caller's promise.
+        return unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
+    }
+    let (from, to): (*const Word, *mut Word) = (from.cast(), to.cast());
+    for nth in 0..bytes.div_ceil(size_of::<Word>()) {
+        // SAFETY: the caller's promise. Volatile, or the compiler makes it the call it is not to be.
+        unsafe { to.add(nth).write_volatile(from.add(nth).read_volatile()) };
+    }
+}
