@@ -68,17 +68,47 @@ impl<A> FreeLists<A> {
         }
     }
 
-    /// The list of blocks for `layout`, and the layout they have at the inner allocator; `None` for
-    /// what is not kept.
+    /// The list of blocks for `layout`; `None` for what is not kept.
     #[inline]
-    fn list(&self, layout: Layout) -> Option<(&Cell<List>, Layout)> {
+    fn list(&self, layout: Layout) -> Option<&Cell<List>> {
         if layout.align() > GRAIN {
             return None;
         }
-        let nth = layout.size().checked_sub(1)? / GRAIN;
-        let list = self.lists.get(nth)?;
-        let whole = Layout::from_size_align(nth.saturating_add(1).saturating_mul(GRAIN), GRAIN);
-        Some((list, whole.ok()?))
+        self.lists.get(layout.size().checked_sub(1)? / GRAIN)
+    }
+
+    /// What is asked of the inner allocator for `layout`: whole grains where blocks are kept.
+    #[inline]
+    fn whole(&self, layout: Layout) -> Layout {
+        if self.list(layout).is_none() {
+            return layout;
+        }
+        let size = layout.size().next_multiple_of(GRAIN);
+        Layout::from_size_align(size, GRAIN).unwrap_or(layout)
+    }
+}
+
+impl<A: GlobalAlloc> FreeLists<A> {
+    /// A block of the inner allocator's.
+    ///
+    /// # Safety
+    /// As for [`GlobalAlloc::alloc`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn fetch(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller promises that the size is not zero.
+        unsafe { self.inner.alloc(self.whole(layout)) }
+    }
+
+    /// Gives a block back to the inner allocator.
+    ///
+    /// # Safety
+    /// As for [`GlobalAlloc::dealloc`].
+    #[cold]
+    #[inline(never)]
+    unsafe fn surrender(&self, block: *mut u8, layout: Layout) {
+        // SAFETY: the inner allocator gave the block with this layout.
+        unsafe { self.inner.dealloc(block, self.whole(layout)) }
     }
 }
 
@@ -86,44 +116,40 @@ impl<A> FreeLists<A> {
 // takes it off. Blocks of a list are those of one layout of the inner allocator, to which every
 // layout that maps to the list fits, and they go back to it with that layout.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for FreeLists<A> {
-    // Not inlined, as all four: they are called from a thousand places.
-    #[inline(never)]
+    #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let Some((list, whole)) = self.list(layout) else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.inner.alloc(layout) };
-        };
-        let List { first, blocks } = list.get();
-        if first.is_null() {
-            // SAFETY: the size is not zero.
-            return unsafe { self.inner.alloc(whole) };
+        if let Some(list) = self.list(layout)
+            && let List { first, blocks } = list.get()
+            && !first.is_null()
+        {
+            list.set(List {
+                // SAFETY: blocks on a list are free and begin with their link.
+                first: unsafe { (*first).next },
+                blocks: blocks.saturating_sub(1),
+            });
+            return first.cast();
         }
-        list.set(List {
-            // SAFETY: blocks on a list are free and begin with their link.
-            first: unsafe { (*first).next },
-            blocks: blocks.saturating_sub(1),
-        });
-        first.cast()
+        // SAFETY: the caller's promise.
+        unsafe { self.fetch(layout) }
     }
 
-    #[inline(never)]
+    #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        let Some((list, whole)) = self.list(layout) else {
-            // SAFETY: the caller's promise.
-            return unsafe { self.inner.dealloc(block, layout) };
-        };
-        let List { first, blocks } = list.get();
-        if blocks >= MOST {
-            // SAFETY: the inner allocator gave it with this layout.
-            return unsafe { self.inner.dealloc(block, whole) };
+        if let Some(list) = self.list(layout)
+            && let List { first, blocks } = list.get()
+            && blocks < MOST
+        {
+            let free: *mut Free = block.cast();
+            // SAFETY: the block is the caller's no more, aligned to `GRAIN`, with room for a link.
+            unsafe { free.write(Free { next: first }) };
+            list.set(List {
+                first: free,
+                blocks: blocks.saturating_add(1),
+            });
+            return;
         }
-        let free: *mut Free = block.cast();
-        // SAFETY: the block is the caller's no more, aligned to `GRAIN` and has room for a link.
-        unsafe { free.write(Free { next: first }) };
-        list.set(List {
-            first: free,
-            blocks: blocks.saturating_add(1),
-        });
+        // SAFETY: the caller's promise.
+        unsafe { self.surrender(block, layout) }
     }
 
     #[inline(never)]
@@ -145,17 +171,23 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for FreeLists<A> {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller promises that the size, rounded up, is a valid one.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        match (self.list(layout), self.list(new)) {
+        let whole_grains = match (self.list(layout), self.list(new)) {
             // SAFETY: the caller's promise.
             (None, None) => return unsafe { self.inner.realloc(block, layout, size) },
-            (Some((from, _)), Some((to, _))) if ptr::eq(from, to) => return block,
-            _ => {}
-        }
+            (Some(from), Some(to)) if ptr::eq(from, to) => return block,
+            (from, to) => from.is_some() && to.is_some(),
+        };
         // SAFETY: the caller promises that the size is not zero.
         let moved = unsafe { self.alloc(new) };
         if !moved.is_null() {
-            // SAFETY: both are whole blocks and have that many bytes; the new one is no other's.
-            unsafe { copy(block, moved, layout.size().min(size)) };
+            let bytes = layout.size().min(size);
+            if whole_grains && bytes <= SHORT {
+                // SAFETY: both have whole grains, enough for that; the new one is no other's.
+                unsafe { copy_words(block, moved, bytes.div_ceil(size_of::<Word>())) };
+            } else {
+                // SAFETY: both have that many bytes; the new one is no other's.
+                unsafe { ptr::copy_nonoverlapping(block, moved, bytes) };
+            }
             // SAFETY: the caller's promise.
             unsafe { self.dealloc(block, layout) };
         }
@@ -163,17 +195,13 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for FreeLists<A> {
     }
 }
 
-/// Copies `bytes` bytes, and at most as many more as fill a word.
+/// Copies whole words.
 ///
 /// # Safety
-/// Both are aligned to words, do not overlap, and have that many bytes, rounded up to whole words.
-unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
-    if bytes > SHORT {
-        // SAFETY: the caller's promise.
-        return unsafe { ptr::copy_nonoverlapping(from, to, bytes) };
-    }
+/// Both are aligned to words, have that many of them, and do not overlap.
+unsafe fn copy_words(from: *const u8, to: *mut u8, words: usize) {
     let (from, to): (*const Word, *mut Word) = (from.cast(), to.cast());
-    for nth in 0..bytes.div_ceil(size_of::<Word>()) {
+    for nth in 0..words {
         // SAFETY: the caller's promise. Volatile, or the compiler makes it the call it is not to be.
         unsafe { to.add(nth).write_volatile(from.add(nth).read_volatile()) };
     }
