@@ -62,7 +62,9 @@ pub struct RecordWriter {
 
 /// Key of a model's record.
 pub fn key(format: u8, model_slot: u16) -> String {
-    format!("pd{format}.ledger.{model_slot}")
+    // Without the formatting machinery: every request asks for one.
+    let (format, slot) = (format.to_string(), model_slot.to_string());
+    ["pd", &format, ".ledger.", &slot].concat()
 }
 
 /// True when nobody shows a charge to a model, in either format.
