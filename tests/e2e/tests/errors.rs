@@ -184,10 +184,10 @@ async fn raw(to: SocketAddr, bytes: &[u8]) -> (String, Duration) {
     (String::from_utf8_lossy(&all).into_owned(), start.elapsed())
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_upload_that_stalls_is_a_408_in_openai_form() {
-    let short = |envoy: &mut EnvoyConfig| envoy.listener("REQUEST_TIMEOUT", "1s");
-    let stand = Stand::builder("stalled")
+/// An upload that stops, cut by the limit of this name.
+async fn stalled_upload(limit: &'static str) {
+    let short = move |envoy: &mut EnvoyConfig| envoy.listener(limit, "1s");
+    let stand = Stand::builder(limit)
         .pods(Pod::pairs(1))
         .envoy(short)
         .start()
@@ -197,12 +197,23 @@ async fn an_upload_that_stalls_is_a_408_in_openai_form() {
          content-length: 1000\r\n\r\n{{\"model\":\"sim-model\","
     );
     let (text, took) = raw(stand.envoy.data(), head.as_bytes()).await;
-    println!("answered after {took:?}");
+    println!("{limit}: answered after {took:?}");
     assert!(text.starts_with("HTTP/1.1 408"), "{text}");
     assert!(text.contains("content-type: application/json"), "{text}");
     assert!(text.contains("{\"error\":{"), "{text}");
+    assert!(text.contains("\"code\":\"request_timeout\""), "{text}");
     assert!(text.contains("request-id: "), "{text}");
     stand.settled(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_stalls_is_a_408_in_openai_form() {
+    stalled_upload("REQUEST_TIMEOUT").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_that_stalls_under_a_short_limit_of_the_wait_is_a_408_too() {
+    stalled_upload("WAITING_TIMEOUT").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

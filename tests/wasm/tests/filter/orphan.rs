@@ -118,6 +118,20 @@ fn a_freeing_call_that_hangs_or_fails_ends_too() {
 }
 
 #[test]
+fn what_a_freeing_call_is_answered_is_not_read() {
+    let mut gateway = bare(1, "");
+    let flight = gateway.send(chat(true));
+    let call = last_pending(&gateway);
+    gateway.disconnect(flight);
+    gateway.answer(call.id, prefilled());
+    let freeing = last_pending(&gateway);
+    let before = gateway.memory_pages(0);
+    gateway.answer(freeing.id, Script::answer(400, vec![b' '; 20 << 20]));
+    assert_eq!(gateway.memory_pages(0), before);
+    assert_quiet(&mut gateway, 1);
+}
+
+#[test]
 fn orphans_are_capped_and_those_beyond_are_let_go_at_once() {
     let mut gateway = bare(1, r#"{"maxOrphans":2}"#);
     for _ in 0..4 {
