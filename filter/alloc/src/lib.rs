@@ -18,7 +18,7 @@ use std::ptr::{self, null_mut};
 const GRAIN: usize = 16;
 /// Largest block that is kept, in bytes.
 pub const LARGEST: usize = 512;
-/// Most blocks kept of one size; all sizes together come to 1 MB.
+/// Most blocks kept of one size; all sizes together come to 1 MB in each VM.
 pub const MOST: u32 = 128;
 /// Up to this many bytes are copied word by word: a copy of unknown length is a call out of the
 /// module.
@@ -29,7 +29,8 @@ type Word = MaybeUninit<u64>;
 
 /// `A` behind lists of free small blocks.
 ///
-/// Blocks that were taken here must be given back here: small ones are larger at `A` than asked.
+/// Blocks that were taken here must be given back here: small ones are larger at `A` than asked. So a
+/// module must not export its C library's `malloc` for the host to use.
 #[derive(Debug)]
 pub struct FreeLists<A> {
     inner: A,
@@ -171,7 +172,7 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for FreeLists<A> {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller promises that the size, rounded up, is a valid one.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        let whole_grains = match (self.list(layout), self.list(new)) {
+        let aligned = match (self.list(layout), self.list(new)) {
             // SAFETY: the caller's promise.
             (None, None) => return unsafe { self.inner.realloc(block, layout, size) },
             (Some(from), Some(to)) if ptr::eq(from, to) => return block,
@@ -181,9 +182,9 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for FreeLists<A> {
         let moved = unsafe { self.alloc(new) };
         if !moved.is_null() {
             let bytes = layout.size().min(size);
-            if whole_grains && bytes <= SHORT {
-                // SAFETY: both have whole grains, enough for that; the new one is no other's.
-                unsafe { copy_words(block, moved, bytes.div_ceil(size_of::<Word>())) };
+            if aligned && bytes <= SHORT {
+                // SAFETY: both have that many bytes and are aligned; the new one is no other's.
+                unsafe { copy_short(block, moved, bytes) };
             } else {
                 // SAFETY: both have that many bytes; the new one is no other's.
                 unsafe { ptr::copy_nonoverlapping(block, moved, bytes) };
@@ -195,14 +196,25 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for FreeLists<A> {
     }
 }
 
-/// Copies whole words.
+/// Copies a few bytes, word by word.
 ///
 /// # Safety
-/// Both are aligned to words, have that many of them, and do not overlap.
-unsafe fn copy_words(from: *const u8, to: *mut u8, words: usize) {
-    let (from, to): (*const Word, *mut Word) = (from.cast(), to.cast());
+/// Both are aligned to words, have that many bytes, and do not overlap.
+unsafe fn copy_short(from: *const u8, to: *mut u8, bytes: usize) {
+    let (words, rest) = (bytes / size_of::<Word>(), bytes % size_of::<Word>());
+    // Volatile, or the compiler makes it the call it is not to be.
     for nth in 0..words {
-        // SAFETY: the caller's promise. Volatile, or the compiler makes it the call it is not to be.
-        unsafe { to.add(nth).write_volatile(from.add(nth).read_volatile()) };
+        // SAFETY: the caller's promise.
+        unsafe {
+            let word = from.cast::<Word>().add(nth).read_volatile();
+            to.cast::<Word>().add(nth).write_volatile(word);
+        }
+    }
+    for nth in bytes.saturating_sub(rest)..bytes {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let byte = from.cast::<MaybeUninit<u8>>().add(nth).read_volatile();
+            to.cast::<MaybeUninit<u8>>().add(nth).write_volatile(byte);
+        }
     }
 }

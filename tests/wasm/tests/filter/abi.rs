@@ -83,4 +83,6 @@ fn the_exports_name_one_abi_and_the_callbacks_used() {
     ] {
         assert!(exports.iter().any(|known| known == name), "{name}");
     }
+    // A host that found it would allocate where what it gives is not freed.
+    assert!(!exports.iter().any(|name| name == "malloc"));
 }
