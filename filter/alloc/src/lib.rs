@@ -11,22 +11,14 @@ mod tests;
 
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
-use std::mem::MaybeUninit;
 use std::ptr::{self, null_mut};
 
 /// Blocks have a multiple of this many bytes, and are aligned to it.
 const GRAIN: usize = 16;
 /// Largest block that is kept, in bytes.
-pub const LARGEST: usize = 512;
+const LARGEST: usize = 512;
 /// Most blocks kept of one size; all sizes together come to 1 MB in each VM.
-pub const MOST: u32 = 128;
-/// Up to this many bytes are copied word by word: a copy of unknown length is a call out of the
-/// module.
-const SHORT: usize = 64;
-
-/// A word of a copy.
-type Word = MaybeUninit<u64>;
-
+const MOST: u32 = 128;
 /// `A` behind lists of free small blocks.
 ///
 /// Blocks that were taken here must be given back here: small ones are larger at `A` than asked. So a
@@ -154,67 +146,23 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for FreeLists<A> {
     }
 
     #[inline(never)]
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        if self.list(layout).is_none() {
-            // SAFETY: the caller's promise.
-            return unsafe { self.inner.alloc_zeroed(layout) };
-        }
-        // SAFETY: the caller's promise.
-        let block = unsafe { self.alloc(layout) };
-        if !block.is_null() {
-            // SAFETY: the block is new and has that many bytes.
-            unsafe { block.write_bytes(0, layout.size()) };
-        }
-        block
-    }
-
-    #[inline(never)]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller promises that the size, rounded up, is a valid one.
         let new = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
-        let aligned = match (self.list(layout), self.list(new)) {
+        match (self.list(layout), self.list(new)) {
             // SAFETY: the caller's promise.
             (None, None) => return unsafe { self.inner.realloc(block, layout, size) },
             (Some(from), Some(to)) if ptr::eq(from, to) => return block,
-            (from, to) => from.is_some() && to.is_some(),
-        };
+            _ => {}
+        }
         // SAFETY: the caller promises that the size is not zero.
         let moved = unsafe { self.alloc(new) };
         if !moved.is_null() {
-            let bytes = layout.size().min(size);
-            if aligned && bytes <= SHORT {
-                // SAFETY: both have that many bytes and are aligned; the new one is no other's.
-                unsafe { copy_short(block, moved, bytes) };
-            } else {
-                // SAFETY: both have that many bytes; the new one is no other's.
-                unsafe { ptr::copy_nonoverlapping(block, moved, bytes) };
-            }
+            // SAFETY: both have that many bytes; the new one is no other's.
+            unsafe { ptr::copy_nonoverlapping(block, moved, layout.size().min(size)) };
             // SAFETY: the caller's promise.
             unsafe { self.dealloc(block, layout) };
         }
         moved
-    }
-}
-
-/// Copies a few bytes, word by word.
-///
-/// # Safety
-/// Both are aligned to words, have that many bytes, and do not overlap.
-unsafe fn copy_short(from: *const u8, to: *mut u8, bytes: usize) {
-    let (words, rest) = (bytes / size_of::<Word>(), bytes % size_of::<Word>());
-    // Volatile, or the compiler makes it the call it is not to be.
-    for nth in 0..words {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let word = from.cast::<Word>().add(nth).read_volatile();
-            to.cast::<Word>().add(nth).write_volatile(word);
-        }
-    }
-    for nth in bytes.saturating_sub(rest)..bytes {
-        // SAFETY: the caller's promise.
-        unsafe {
-            let byte = from.cast::<MaybeUninit<u8>>().add(nth).read_volatile();
-            to.cast::<MaybeUninit<u8>>().add(nth).write_volatile(byte);
-        }
     }
 }

@@ -33,15 +33,10 @@ pub(crate) fn text_run(bytes: &[u8], escaped: &mut bool) -> usize {
         while marks != 0 {
             let bit = marks.trailing_zeros();
             let at = run + bit as usize;
-            let mut pair = bytes.get(at..).unwrap_or_default().iter();
-            let next = match pair.next() {
-                Some(b'\\') => pair.next().copied().unwrap_or_default(),
-                _ => 0,
-            };
-            if !is_short_escape(next) {
-                return at;
+            match bytes.get(at..) {
+                Some([b'\\', next, ..]) if is_short_escape(*next) => *escaped = true,
+                _ => return at,
             }
-            *escaped = true;
             // The escaped byte is no mark of its own, and may stand in the next block.
             marks &= !(0b11 << bit);
             width = width.max(at + 2 - run);
